@@ -1,0 +1,1 @@
+"""Gateware: generated Verilog for the expert datapath. Importing this package does not import Amaranth."""
