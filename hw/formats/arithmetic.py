@@ -21,3 +21,8 @@ D_EXPONENT_MIN, D_EXPONENT_MAX = -24, 5
 ACCUMULATOR_BITS = 64
 FRACTION_BITS = 40
 """Accumulators are Q24.40: the real value is ``accumulator * 2**-40``."""
+
+ERROR_OVERFLOW = 1
+"""Bit of a sum's ``error`` field: an addition left the accumulator's range and was clamped."""
+ERROR_SCALE = 2
+"""Bit of a sum's ``error`` field: a block's ``d`` was NaN or infinite and counted as zero."""

@@ -1,0 +1,117 @@
+"""Payloads of the datapath's streams. First field = lowest bits, so a struct matches little-endian bytes."""
+
+from amaranth.hdl import signed, unsigned
+from amaranth.lib import data
+
+from hw.formats import arithmetic as arith
+from hw.formats import q6_k as fmt
+from hw.formats.params import MAX_ROWS, Params
+
+WORD_BYTES = 16
+LOAD_VALUES = 8
+"""Activations that one load word carries."""
+
+
+def bits_for(count: int) -> int:
+    """Bits that index ``count`` things; at least one, so that no field is empty."""
+    return max(1, (count - 1).bit_length())
+
+
+def link_beat(link_bytes: int) -> data.StructLayout:
+    """What the link delivers in a cycle. ``last`` marks the final beat of a run of whole blocks."""
+    return data.StructLayout({"data": data.ArrayLayout(8, link_bytes), "last": 1})
+
+
+WIDE_BEAT = data.StructLayout(
+    {
+        "data": data.ArrayLayout(8, WORD_BYTES),
+        "last": 1,
+        "missing": 4,  # link beats that a run's final word lacks; they read as zero
+    }
+)
+
+BLOCK_WORDS = fmt.BLOCK_BYTES // WORD_BYTES
+"""16-byte words of a block; the two bytes that remain, ``d``, travel beside the last of them."""
+
+WORD = data.StructLayout(
+    {
+        "data": data.ArrayLayout(8, WORD_BYTES),
+        "d": 16,  # of the block; meaningful with its last word
+        "index": bits_for(BLOCK_WORDS),
+        "last": 1,  # final word of the run
+        "error": 1,  # with last: the run does not end where a block ends
+    }
+)
+
+
+def matrix_command(params: Params) -> data.StructLayout:
+    """One matrix of the stream: ``rows`` rows of ``columns`` blocks for the tokens in ``mask`` (none: drain it)."""
+    return data.StructLayout(
+        {
+            "rows": bits_for(MAX_ROWS + 1),
+            "columns": params.max_columns.bit_length(),
+            "mask": params.max_batch,
+        }
+    )
+
+
+def block_tag(params: Params) -> data.StructLayout:
+    """What travels with a block's sums: its ``d = mantissa * 2**exponent``, place and tokens."""
+    return data.StructLayout(
+        {
+            "mantissa": signed(arith.MANTISSA_BITS),
+            "exponent": signed(6),
+            "bad": 1,  # d is NaN or infinite
+            "group": bits_for(params.passes),  # token = group * tokens + lane
+            "column": bits_for(params.max_columns),
+            "lanes": params.tokens,  # lanes whose token wants this block
+            "first": 1,  # starts a row
+            "last": 1,  # ends a row
+        }
+    )
+
+
+def sub_block(params: Params) -> data.StructLayout:
+    """16 weights and their scale; ``index`` counts the 16 sub-blocks of a block."""
+    return data.StructLayout(
+        {
+            "weights": data.ArrayLayout(signed(fmt.WEIGHT_BITS), fmt.SUB_BLOCK_WEIGHTS),
+            "scale": signed(fmt.SCALE_BITS),
+            "index": bits_for(fmt.SUB_BLOCKS),
+            "tag": block_tag(params),
+        }
+    )
+
+
+def block_sum(params: Params) -> data.StructLayout:
+    """Integer sums of one block, a lane each."""
+    return data.StructLayout(
+        {
+            "sums": data.ArrayLayout(signed(arith.BLOCK_SUM_BITS), params.tokens),
+            "tag": block_tag(params),
+        }
+    )
+
+
+def row_sum(params: Params) -> data.StructLayout:
+    """A finished row of one token in Q24.40, with ``ERROR_*`` bits."""
+    return data.StructLayout(
+        {
+            "value": signed(arith.ACCUMULATOR_BITS),
+            "token": bits_for(params.max_batch),
+            "error": 2,
+        }
+    )
+
+
+def activation_word(params: Params) -> data.StructLayout:
+    """Eight activations of one token: part ``word`` (0..31) of its block ``column``, and that block's exponent."""
+    return data.StructLayout(
+        {
+            "values": data.ArrayLayout(signed(arith.ACTIVATION_BITS), LOAD_VALUES),
+            "exponent": signed(arith.EXPONENT_BITS),
+            "word": unsigned(bits_for(fmt.BLOCK_WEIGHTS // LOAD_VALUES)),
+            "column": bits_for(params.max_columns),
+            "token": bits_for(params.max_batch),
+        }
+    )

@@ -1,0 +1,142 @@
+"""Sub-blocks times activations to one integer a block and lane."""
+
+from amaranth.hdl import Array, Module, Mux, Signal, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.activations import Activations
+from hw.formats.arithmetic import ACTIVATION_BITS, BLOCK_SUM_BITS, PRODUCT_BITS
+from hw.formats.params import Params
+from hw.formats.q6_k import SCALE_BITS, SUB_BLOCK_WEIGHTS, SUB_BLOCKS
+from hw.layouts import block_sum, block_tag, sub_block
+from hw.primitives.multiplier import Multiplier
+from hw.primitives.queue import Queue
+
+
+class Mac(wiring.Component):
+    """``S = sum_j scale[j] * sum_i weight[i] * activation[i]`` of each block, for every token lane.
+
+    ``weight * scale`` is formed once and shared by the lanes. Nothing in the pipeline stalls: a block is taken only
+    while there is room for its sums, so only the small queues at both ends see a handshake. One sub-block a cycle, so
+    16 cycles a block; golden: :func:`sim.golden.matmul.block_sums`.
+
+    Members
+    -------
+    i : stream of :func:`hw.layouts.sub_block`
+    o : stream of :func:`hw.layouts.block_sum`
+    x_group, x_column, x_index, x : the read port of :class:`hw.activations.Activations`
+    """
+
+    LATENCY = 13
+    """Cycles from a block's last sub-block to its sums."""
+    BLOCKS = 4
+    """Blocks that may be under way or waiting."""
+
+    i: stream.Interface
+    o: stream.Interface
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        tag = block_tag(params)
+        values = data.ArrayLayout(signed(ACTIVATION_BITS), SUB_BLOCK_WEIGHTS)
+        super().__init__(
+            {
+                "i": In(stream.Signature(sub_block(params))),
+                "o": Out(stream.Signature(block_sum(params))),
+                "x_group": Out(tag["group"].shape),
+                "x_column": Out(tag["column"].shape),
+                "x_index": Out(sub_block(params)["index"].shape),
+                "x": In(data.ArrayLayout(values, params.tokens)),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        params = self.params
+        sums_shape = data.ArrayLayout(signed(BLOCK_SUM_BITS), params.tokens)
+        m.submodules.tags = tags = Queue(block_tag(params), self.BLOCKS)
+        m.submodules.sums = sums = Queue(sums_shape, self.BLOCKS)
+
+        # A tag goes in with a block's last sub-block and comes out with its sums, so the tags' queue counts the blocks
+        # under way, and it cannot fill up in the middle of one.
+        taken = Signal()
+        block_end = Signal()
+        m.d.comb += [
+            self.i.ready.eq(tags.i.ready),
+            taken.eq(self.i.valid & self.i.ready),
+            block_end.eq(taken & (self.i.p.index == SUB_BLOCKS - 1)),
+            tags.i.valid.eq(block_end),
+            tags.i.payload.eq(self.i.p.tag),
+            self.o.valid.eq(sums.o.valid),
+            self.o.p.sums.eq(sums.o.payload),
+            self.o.p.tag.eq(tags.o.payload),
+            sums.o.ready.eq(self.o.ready),
+            tags.o.ready.eq(self.o.ready & sums.o.valid),
+        ]
+
+        def delayed(value, cycles: int, *, control: bool = False):
+            for _ in range(cycles):
+                register = Signal.like(value, name="delayed", reset_less=not control)
+                m.d.sync += register.eq(value)
+                value = register
+            return value
+
+        # weight * scale from three two-bit digits of the weight (the highest signed), in three cycles.
+        weights = delayed(self.i.p.weights.as_value(), 1)
+        scale = delayed(self.i.p.scale, 1)
+        multiples = {0: 0, 1: scale, 2: scale << 1, 3: (scale << 1) + scale, -1: -scale, -2: -(scale << 1)}
+        multiple_shape = signed(SCALE_BITS + 2)
+        registered = {}
+        for factor, value in multiples.items():
+            registered[factor] = Signal(multiple_shape, name=f"scale_x{factor}", reset_less=True)
+            m.d.sync += registered[factor].eq(value)
+        weights = delayed(weights, 1)
+        products = []
+        for i in range(SUB_BLOCK_WEIGHTS):
+            digits = [weights[6 * i + 2 * k : 6 * i + 2 * k + 2] for k in range(3)]
+            unsigned_digit = Array(registered[f] for f in (0, 1, 2, 3))
+            signed_digit = Array(registered[f] for f in (0, 1, -2, -1))
+            low = Signal(signed(SCALE_BITS + 5), name=f"low{i}", reset_less=True)
+            high = Signal(multiple_shape, name=f"high{i}", reset_less=True)
+            product = Signal(signed(PRODUCT_BITS), name=f"product{i}", reset_less=True)
+            m.d.sync += [
+                low.eq(unsigned_digit[digits[0]] + (unsigned_digit[digits[1]] << 2)),
+                high.eq(signed_digit[digits[2]]),
+                product.eq(low + (high << 4)),
+            ]
+            products.append(product)
+        product_latency = 4
+
+        # The activations arrive at the multipliers together with the products.
+        wait = product_latency - Activations.LATENCY
+        m.d.comb += [
+            self.x_group.eq(delayed(self.i.p.tag.group, wait)),
+            self.x_column.eq(delayed(self.i.p.tag.column, wait)),
+            self.x_index.eq(delayed(self.i.p.index, wait)),
+        ]
+
+        tree_levels = SUB_BLOCK_WEIGHTS.bit_length() - 1
+        latency = product_latency + Multiplier.LATENCY + tree_levels
+        valid = delayed(taken, latency, control=True)
+        end = delayed(block_end, latency, control=True)
+        first = delayed(self.i.p.index == 0, latency)
+        m.d.sync += sums.i.valid.eq(end)
+        for t in range(params.tokens):
+            terms = []
+            for i, product in enumerate(products):
+                m.submodules[f"multiplier{t}_{i}"] = dsp = Multiplier(signed(PRODUCT_BITS), signed(ACTIVATION_BITS))
+                m.d.comb += [dsp.a.eq(product), dsp.b.eq(self.x[t][i])]
+                # |weight * scale| <= 2**12 and |activation| <= 2**15, and only -2**27 reaches 2**27.
+                terms.append(dsp.p[:28].as_signed())
+            while len(terms) > 1:
+                level = []
+                for left, right in zip(terms[::2], terms[1::2], strict=True):
+                    node = Signal(signed(len(left) + 1), name=f"tree{t}", reset_less=True)
+                    m.d.sync += node.eq(left + right)
+                    level.append(node)
+                terms = level
+            total = Signal(signed(BLOCK_SUM_BITS), name=f"total{t}", reset_less=True)
+            with m.If(valid):
+                m.d.sync += total.eq(Mux(first, 0, total) + terms[0])
+            m.d.comb += sums.i.payload[t].eq(total)
+        return m

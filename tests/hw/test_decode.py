@@ -1,0 +1,164 @@
+import numpy as np
+import pytest
+
+from hw.decode import ERROR_COMMAND, ERROR_LENGTH, Decode
+from hw.formats.params import Params
+from sim.golden import q6_k
+
+from .blocks import random_blocks
+from .streams import STALLS, run_streams
+
+
+def words(blocks: np.ndarray) -> list[dict]:
+    """A run of blocks ``(n, 210)`` as aligned words."""
+    return [
+        {
+            "data": block[16 * index :][:16].tolist(),
+            "d": int.from_bytes(bytes(block[208:]), "little") if index == 12 else 0,
+            "index": index,
+            "last": block_index == len(blocks) - 1 and index == 12,
+        }
+        for block_index, block in enumerate(blocks)
+        for index in range(13)
+    ]
+
+
+def expected(params: Params, matrices) -> list[dict]:
+    out = []
+    for blocks, mask in matrices:
+        decoded = q6_k.decode(blocks)
+        mantissa, exponent, finite = q6_k.split_d(decoded.d)
+        rows, columns = blocks.shape[:2]
+        for row in range(rows):
+            for column in range(columns):
+                for group in range(params.passes):
+                    lanes = mask >> (group * params.tokens) & (1 << params.tokens) - 1
+                    for index in range(16 if lanes else 0):
+                        out.append(
+                            {
+                                "weights": decoded.weights[row, column, 16 * index :][:16].tolist(),
+                                "scale": int(decoded.scales[row, column, index]),
+                                "index": index,
+                                "mantissa": int(mantissa[row, column]),
+                                "exponent": int(exponent[row, column]) if finite[row, column] else None,
+                                "bad": int(not finite[row, column]),
+                                "group": group,
+                                "column": column,
+                                "lanes": lanes,
+                                "first": int(column == 0),
+                                "last": int(column == columns - 1),
+                            }
+                        )
+    return out
+
+
+def as_dict(beat) -> dict:
+    tag = {field: beat.tag[field] for field in ("mantissa", "exponent", "bad", "group", "column", "lanes")}
+    tag |= {field: beat.tag[field] for field in ("first", "last")}
+    if tag["bad"]:
+        tag["exponent"] = None  # void
+    return {"weights": list(beat.weights), "scale": beat.scale, "index": beat.index} | tag
+
+
+def commands(matrices) -> list[dict]:
+    return [{"rows": blocks.shape[0], "columns": blocks.shape[1], "mask": mask} for blocks, mask in matrices]
+
+
+def flat_words(matrices) -> list[dict]:
+    return [word for blocks, _ in matrices for word in words(blocks.reshape(-1, 210))]
+
+
+@pytest.mark.parametrize(("p_in", "p_out"), STALLS)
+@pytest.mark.parametrize("params", [Params(max_batch=4), Params(tokens=2, max_batch=4), Params(max_batch=1)], ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_decode(seed, params, p_in, p_out):
+    rng = np.random.default_rng(seed)
+    matrices = [
+        (random_blocks(rng, rows, columns), int(mask) & (1 << params.max_batch) - 1)
+        for rows, columns, mask in [(3, 1, 1), (1, 4, 0b1010), (2, 2, 0), (1, 1, 0), (1, 3, 0b0101), (2, 1, 0b1111)]
+    ]
+    for half in (0x0000, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01):  # all kinds of d
+        blocks = random_blocks(rng, 1, 1)
+        blocks[..., 208:] = [half & 0xFF, half >> 8]
+        matrices.append((blocks, 1))
+    want = expected(params, matrices)
+    dut = Decode(params)
+    errors = []
+    got = run_streams(
+        dut,
+        [(dut.i, flat_words(matrices)), (dut.i_matrix, commands(matrices))],
+        [(dut.o, len(want))],
+        rng=rng,
+        p_in=p_in,
+        p_out=p_out,
+        settle=20,
+        finish=lambda ctx: errors.append(ctx.get(dut.error)),
+    )
+    assert [as_dict(beat) for beat in got.payloads[0]] == want
+    assert errors == [0]
+
+
+def test_decode_throughput_and_latency():
+    """16 cycles a selected block, 13 a drained one (as many as there are words), none lost between matrices."""
+    rng = np.random.default_rng(0)
+    params = Params(max_batch=1)
+    matrices = [(random_blocks(rng, 4, 2), 1), (random_blocks(rng, 4, 2), 1)]
+    dut = Decode(params)
+    got = run_streams(
+        dut, [(dut.i, flat_words(matrices)), (dut.i_matrix, commands(matrices))], [(dut.o, 256)], rng=rng
+    )
+    (given,) = got.out_cycles
+    assert given == list(range(given[0], given[0] + 256))
+    assert given[0] == got.in_cycles[0][12] + Decode.LATENCY
+
+    drained = [(random_blocks(rng, 4, 2), 0), (random_blocks(rng, 4, 2), 0), (random_blocks(rng, 1, 1), 1)]
+    dut = Decode(params)
+    got = run_streams(dut, [(dut.i, flat_words(drained)), (dut.i_matrix, commands(drained))], [(dut.o, 16)], rng=rng)
+    taken = got.in_cycles[0]
+    assert taken == list(range(taken[0], taken[0] + 17 * 13))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks", "error"),
+    [
+        (2, 2, 3, ERROR_LENGTH),
+        (2, 2, 5, ERROR_LENGTH),
+        (0, 1, 1, ERROR_COMMAND),
+        (1, 0, 1, ERROR_COMMAND),
+        (1, 5, 5, ERROR_COMMAND),
+    ],
+)
+@pytest.mark.parametrize("mask", [0, 1])
+def test_decode_reports_and_discards(rows, columns, blocks, error, mask):
+    """A matrix that is no matrix, or whose run has another length: an error is set and nothing upstream hangs."""
+    rng = np.random.default_rng(0)
+    dut = Decode(Params(max_width=1024))
+    errors = []
+    run = words(random_blocks(rng, blocks)) * 3
+    run_streams(
+        dut,
+        [(dut.i, run), (dut.i_matrix, [{"rows": rows, "columns": columns, "mask": mask}] * 8)],
+        [(dut.o, 0)] if mask == 0 else [],
+        rng=rng,
+        settle=200,
+        setup=[(dut.o.ready, 1)],
+        finish=lambda ctx: errors.append(ctx.get(dut.error)),
+    )
+    assert errors == [error]
+
+
+def test_decode_reports_an_unaligned_end():
+    rng = np.random.default_rng(0)
+    dut = Decode(Params())
+    run = words(random_blocks(rng, 1))
+    run[-1]["error"] = 1
+    errors = []
+    run_streams(
+        dut,
+        [(dut.i, run), (dut.i_matrix, [{"rows": 1, "columns": 1, "mask": 0}])],
+        [],
+        rng=rng,
+        settle=5,
+        finish=lambda ctx: errors.append(ctx.get(dut.error)),
+    )
+    assert errors == [ERROR_LENGTH]
