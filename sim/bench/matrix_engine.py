@@ -1,0 +1,96 @@
+"""Random matrices through the matrix engine, with and without stalls, against the golden model."""
+
+import json
+import os
+
+import numpy as np
+from cocotb.triggers import ClockCycles
+
+import cocotb
+from hw.decode import ERROR_LENGTH
+from hw.formats.params import Params
+from sim.bench.engine_driver import EngineDriver, Matrix
+from sim.golden import activations, matmul
+
+PARAMS = Params(**json.loads(os.environ["EMUFPGA_PARAMS"]))
+
+
+def random_matrix(rng: np.random.Generator, rows: int, columns: int, mask: int, *, bad: float = 0.0) -> Matrix:
+    """Random bits with a finite ``d``, but for a share ``bad`` of blocks whose ``d`` is NaN or infinite."""
+    blocks = rng.integers(0, 256, (rows, columns, 210), dtype=np.uint8)
+    d = rng.normal(0, 1e-3, (rows, columns)).astype("<f2")
+    wrong = rng.random((rows, columns)) < bad
+    d[wrong] = rng.choice(np.array([np.nan, np.inf, -np.inf], "<f2"), wrong.sum())
+    blocks[..., 208:] = d[..., None].view(np.uint8)
+    return Matrix(blocks, mask)
+
+
+def check(x: activations.Activations, matrices, outcome) -> None:
+    """Every sum and error bit equals the golden model's."""
+    for matrix, sums, errors in zip(matrices, outcome.sums, outcome.errors, strict=True):
+        columns = matrix.blocks.shape[1]
+        want = matmul.matmul(matrix.blocks, activations.Activations(x.mantissas[:, :columns], x.exponents[:, :columns]))
+        for slot in sums:
+            np.testing.assert_array_equal(sums[slot], want.values[slot])
+            np.testing.assert_array_equal(errors[slot], want.errors[slot])
+
+
+@cocotb.test()
+@cocotb.parametrize(p_in=[1.0, 0.4], p_out=[1.0, 0.3, 0.02])
+async def random_stalls(dut, p_in, p_out):
+    rng = np.random.default_rng(cocotb.RANDOM_SEED)
+    driver = EngineDriver(dut, PARAMS, p_in=p_in, p_out=p_out)
+    await driver.reset()
+    x = activations.quantize(rng.standard_t(2.5, (PARAMS.max_batch, PARAMS.max_width)))
+    await driver.load(x)
+    everyone = (1 << PARAMS.max_batch) - 1
+    matrices = [random_matrix(rng, 3, PARAMS.max_columns, everyone)]
+    for _ in range(6):
+        mask = int(rng.integers(everyone + 1)) if rng.random() < 0.7 else 0
+        rows, columns = int(rng.integers(1, 5)), int(rng.integers(1, PARAMS.max_columns + 1))
+        matrices.append(random_matrix(rng, rows, columns, mask, bad=0.05))
+    outcome = await driver.stream(matrices)
+    check(x, matrices, outcome)
+    assert int(dut.error.value) == 0
+
+
+@cocotb.test()
+async def steady_rate(dut):
+    """16 cycles a block and group when the link can keep up, else as many as the link takes; all but nothing lost."""
+    rng = np.random.default_rng(cocotb.RANDOM_SEED)
+    driver = EngineDriver(dut, PARAMS)
+    await driver.reset()
+    x = activations.quantize(rng.standard_t(2.5, (PARAMS.max_batch, PARAMS.max_width)))
+    await driver.load(x)
+    link = 210 / PARAMS.link_bytes
+    for mask, cycles in ((1, max(16.0, link)), (0, max(13.125, link)), ((1 << PARAMS.max_batch) - 1, None)):
+        matrices = [random_matrix(rng, 64 // PARAMS.max_columns, PARAMS.max_columns, mask) for _ in range(2)]
+        outcome = await driver.stream(matrices)
+        check(x, matrices, outcome)
+        blocks = 2 * (64 // PARAMS.max_columns) * PARAMS.max_columns
+        expected = max(16.0 * PARAMS.passes, link) if cycles is None else cycles
+        cocotb.log.info("mask %x: %.3f cycles a block over %d blocks", mask, outcome.cycles / blocks, blocks)
+        assert expected * blocks <= outcome.cycles + 1  # no faster than counted on
+        # Filling the buffers: the first block whole, then the pipeline, then the last row's sums in turn.
+        assert outcome.cycles <= expected * blocks + link + 50 + PARAMS.max_batch
+
+
+@cocotb.test()
+async def wrong_length_is_an_error(dut):
+    """A run that is a block short sets the error, hangs nothing, and a reset makes the engine whole again."""
+    rng = np.random.default_rng(cocotb.RANDOM_SEED)
+    driver = EngineDriver(dut, PARAMS)
+    await driver.reset()
+    x = activations.quantize(rng.standard_t(2.5, (PARAMS.max_batch, PARAMS.max_width)))
+    await driver.load(x)
+    short = random_matrix(rng, 1, 1, 0)
+    announced = Matrix(np.concatenate([short.blocks, short.blocks]), 0)
+    await driver.feed("i_matrix", driver.commands([announced]))
+    await driver.feed("i", driver.beats([short]) * 2)  # discarded, so that nobody waits
+    await ClockCycles(dut.clk, 10)
+    assert int(dut.error.value) == ERROR_LENGTH
+    await driver.reset()
+    assert int(dut.error.value) == 0
+    await driver.load(x)
+    matrices = [random_matrix(rng, 2, PARAMS.max_columns, 1)]
+    check(x, matrices, await driver.stream(matrices))
