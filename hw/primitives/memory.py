@@ -30,6 +30,12 @@ class BlockMemory(wiring.Component):
 
     LATENCY = 2
 
+    w_addr: Signal
+    w_data: Signal
+    w_en: Signal
+    r_addr: Signal
+    r_data: Signal
+
     def __init__(self, width: int, depth: int) -> None:
         if width < 1:
             raise ValueError(f"width must be positive, not {width}")

@@ -28,6 +28,10 @@ class Multiplier(wiring.Component):
 
     LATENCY = 3
 
+    a: Signal
+    b: Signal
+    p: Signal
+
     def __init__(self, a_shape: Shape, b_shape: Shape) -> None:
         for name, shape in (("a_shape", a_shape), ("b_shape", b_shape)):
             if not isinstance(shape, Shape):

@@ -4,13 +4,13 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import cocotb
 import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, RisingEdge, with_timeout
 from cocotb.utils import get_sim_time
 from numpy.typing import NDArray
 
-import cocotb
 from hw.formats import q6_k as fmt
 from hw.formats.params import Params
 from hw.layouts import activation_word, matrix_command, row_sum
@@ -74,9 +74,9 @@ class EngineDriver:
             for column in range(columns):
                 values = x.mantissas[slot, column].reshape(-1, 8)
                 for word, part in enumerate(values):
-                    fields = {"values": part.tolist(), "exponent": int(x.exponents[slot, column])}
-                    fields |= {"word": word, "column": column, "token": slot}
-                    words.append(layout.const(fields).as_bits())
+                    place = {"word": word, "column": column, "token": slot}
+                    value = {"values": part.tolist(), "exponent": int(x.exponents[slot, column])}
+                    words.append(layout.const({**place, **value}).as_bits())
         await self.feed("i_x", words)
         await ClockCycles(self.dut.clk, 4)  # the last word reaches its memory
 

@@ -3,10 +3,10 @@
 import json
 import os
 
+import cocotb
 import numpy as np
 from cocotb.triggers import ClockCycles
 
-import cocotb
 from hw.decode import ERROR_LENGTH
 from hw.formats.params import Params
 from sim.bench.engine_driver import EngineDriver, Matrix

@@ -78,7 +78,9 @@ def matmul(blocks: NDArray[np.uint8], x: Activations) -> Sums:
     for token, row in np.argwhere(magnitude.sum(axis=-1) >= 2.0**62):
         total = 0
         for column in range(blocks.shape[1]):
-            term = contribution(int(sums[token, row, column]), int(mantissa[row, column]), int(shift[token, row, column]))
+            term = contribution(
+                int(sums[token, row, column]), int(mantissa[row, column]), int(shift[token, row, column])
+            )
             if not INT64_MIN <= total + term <= INT64_MAX:
                 errors[token, row] |= ERROR_OVERFLOW
             total = min(max(total + term, INT64_MIN), INT64_MAX)

@@ -39,8 +39,8 @@ def run_streams(
 
     Fails with AssertionError if a waiting payload changes or vanishes, and with TimeoutError after ``limit`` cycles.
     ``settle`` more cycles are run at the end, in which no output may offer more. ``setup`` sets plain ports before the
-    start; with ``in_turn`` an input starts four cycles after the one before it is done; ``finish(ctx)`` may look at them at the end. Struct payloads are given as dicts and returned as
-    ``data.Const``.
+    start; ``finish(ctx)`` may look at them at the end. With ``in_turn`` an input starts four cycles after the one
+    before it is done. Struct payloads are given as dicts and returned as ``data.Const``.
     """
     run = Run([[] for _ in outputs], [[] for _ in inputs], [[] for _ in outputs])
     cycle = 0

@@ -10,9 +10,7 @@ def beats(data: bytes, link_bytes: int) -> list[dict]:
     """A run of bytes as link beats, the last one padded with 0xEE to show that padding is kept out of nothing."""
     count = -(-len(data) // link_bytes)
     padded = data.ljust(count * link_bytes, b"\xee")
-    return [
-        {"data": list(padded[i * link_bytes :][:link_bytes]), "last": i == count - 1} for i in range(count)
-    ]
+    return [{"data": list(padded[i * link_bytes :][:link_bytes]), "last": i == count - 1} for i in range(count)]
 
 
 @pytest.mark.parametrize(("p_in", "p_out"), STALLS)

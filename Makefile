@@ -1,0 +1,74 @@
+# emufpga: every command sets up what it needs in build/venv; nothing needs root.
+
+PYTHON ?= python3
+BUILD := build
+VENV := $(BUILD)/venv
+PY := $(VENV)/bin/python
+BOARD ?= ulx3s_85f
+MODEL ?= models/tiny-moe-q6k.gguf
+SEEDS ?= 1,2,3
+
+# torch for the tests of the training script; users may take any release in pyproject.toml's range.
+TEST_TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help sim test test-train lint check synth accuracy train mutants clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) SEEDS=$(SEEDS) PYTHON=$(PYTHON)"
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"emufpga needs Python 3.11 or later, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras, made again when the pins change.
+define install
+@echo "installing: $(1)"
+@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]' $(2)
+@touch $@
+endef
+
+$(VENV)/.sim: pyproject.toml | $(PY)
+	$(call install,sim)
+$(VENV)/.synth: pyproject.toml | $(PY)
+	$(call install,sim$(comma)synth)
+$(VENV)/.test: pyproject.toml | $(PY)
+	$(call install,sim$(comma)synth$(comma)test)
+$(VENV)/.train: pyproject.toml | $(PY)
+	$(call install,train)
+$(VENV)/.test-train: pyproject.toml $(VENV)/.test
+	$(call install,train,$(TEST_TORCH))
+comma := ,
+
+sim: $(VENV)/.sim ## stream a real model's experts through the Verilated hardware, bit for bit
+	@$(PY) -m sim.run --model $(MODEL) --board $(BOARD)
+
+test: $(VENV)/.test ## run all tests
+	@$(PY) -m pytest -n auto
+
+test-train: $(VENV)/.test-train ## run the tests that need PyTorch
+	@$(PY) -m pytest tests/models
+
+lint: $(VENV)/.test ## ruff and pyright
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@$(PY) -m pyright
+
+check: lint test ## lint and test
+
+synth: $(VENV)/.synth ## route the engine for BOARD, write its bitstream and record its clock
+	@$(PY) -m boards.build --board $(BOARD) --seeds $(SEEDS) --out $(BUILD)/synth/$(BOARD)
+
+accuracy: $(VENV)/.sim ## error of the arithmetic against float64, beside llama.cpp's Q8_K
+	@$(PY) -m sim.accuracy
+
+mutants: $(VENV)/.test ## break the hardware and the golden model on purpose; each break must fail a test
+	@$(PY) -m tests.mutants
+
+train: $(VENV)/.train ## train models/tiny-moe-q6k.gguf again (CPU)
+	@$(PY) models/train_tiny_moe.py --out models/tiny-moe-q6k.gguf
+
+clean: ## remove build/
+	rm -rf $(BUILD)

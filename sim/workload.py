@@ -1,0 +1,55 @@
+"""What a model file asks the hardware to do: token vectors, routes and matrices, taken from the file itself."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from host.model_file import ExpertTensor, ModelFile, MoeLayer
+from hw.formats.q6_k import BLOCK_BYTES, BLOCK_WEIGHTS
+
+
+class Routes(NamedTuple):
+    """Each token's experts, best first, and their weights, which sum to 1.
+
+    Attributes
+    ----------
+    experts
+        ``(tokens, k)`` int64.
+    weights
+        ``(tokens, k)`` float64.
+    """
+
+    experts: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+
+def token_vectors(model: ModelFile, layer: MoeLayer, text: bytes) -> NDArray[np.float64]:
+    """A vector for each byte of ``text``: the file's embedding of token id = byte value, normalised for ``layer``.
+
+    These are real rows of the model with the layer's own norm, not the hidden states that attention would make of
+    them. ``(len(text), width)``.
+    """
+    rows = model.tensor("token_embd.weight")[list(text)].astype(np.float64)
+    gain = model.tensor(f"blk.{layer.index}.ffn_norm.weight")
+    epsilon = float(model.metadata.get(f"{model.architecture}.attention.layer_norm_rms_epsilon", 1e-6))
+    return rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + epsilon) * gain
+
+
+def route(model: ModelFile, layer: MoeLayer, x: NDArray[np.float64]) -> Routes:
+    """The router's decision: the ``k`` highest logits of each token, softmax over those alone (as granitemoe does)."""
+    logits = x @ model.tensor(layer.router).T.astype(np.float64)
+    experts = np.argsort(-logits, axis=-1, kind="stable")[:, : model.experts_used]
+    best = np.take_along_axis(logits, experts, axis=-1)
+    weights = np.exp(best - best.max(axis=-1, keepdims=True))
+    return Routes(experts, weights / weights.sum(axis=-1, keepdims=True))
+
+
+def expert_blocks(model: ModelFile, tensor: ExpertTensor, expert: int) -> NDArray[np.uint8]:
+    """One expert's matrix as it lies in the file: ``(rows, columns / 256, 210)`` uint8."""
+    return model.read_slice(tensor.slice(expert)).reshape(tensor.rows, tensor.columns // BLOCK_WEIGHTS, BLOCK_BYTES)
+
+
+def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``x / (1 + exp(-x))``, without overflow for large negative ``x``."""
+    return x * np.exp(-np.logaddexp(0, -x))
