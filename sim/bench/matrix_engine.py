@@ -1,5 +1,6 @@
 """Random matrices through the matrix engine, with and without stalls, against the golden model."""
 
+import hashlib
 import json
 import os
 
@@ -52,6 +53,32 @@ async def random_stalls(dut, p_in, p_out):
     outcome = await driver.stream(matrices)
     check(x, matrices, outcome)
     assert int(dut.error.value) == 0
+
+
+SAME_SUMS = "27bb162730a3e76bc8f0afaa601a84a04e1945c225e697ac23ad7640beb43497"
+"""SHA-256 of the sums of ``same_sums_in_every_build``, little-endian int64."""
+
+
+@cocotb.test()
+async def same_sums_in_every_build(dut):
+    """One batch of four tokens, whatever the link's width, the lanes and the slots: always the same bits.
+
+    A build with fewer slots takes the batch in parts, down to one token at a time.
+    """
+    rng = np.random.default_rng(0)
+    blocks = random_matrix(rng, 6, 1, 0).blocks
+    x = activations.quantize(rng.standard_t(2.5, (4, 256)))
+    driver = EngineDriver(dut, PARAMS, p_in=0.8, p_out=0.8)
+    await driver.reset()
+    slots = min(4, PARAMS.max_batch)
+    sums = []
+    for low in range(0, 4, slots):
+        await driver.load(activations.Activations(x.mantissas[low : low + slots], x.exponents[low : low + slots]))
+        outcome = await driver.stream([Matrix(blocks, (1 << slots) - 1)])
+        sums += [outcome.sums[0][slot] for slot in range(slots)]
+    digest = hashlib.sha256(np.array(sums).astype("<i8").tobytes()).hexdigest()
+    assert digest == SAME_SUMS, f"the sums' SHA-256 is {digest}"
+    np.testing.assert_array_equal(np.array(sums), matmul.matmul(blocks, x).values)
 
 
 @cocotb.test()
