@@ -25,6 +25,7 @@ def test_report(tmp_path, capsys):
     # Both phases and the layer move whole matrices of 256 blocks, so beats of 16 bytes are never padded.
     assert report["stream_bytes"] == report["payload_bytes"] == 210 * (4096 + 4096 + 8 * 768)
     assert 0 < report["max_abs_error_vs_float64"] < 1e-2
+    assert 0 < report["layer_relative_rms_error"] < 3e-4
     (layer,) = report["tape"]
     used = len({expert for experts in layer["routes"] for expert in experts})
     assert layer["blocks_selected"] == used * 768
@@ -38,13 +39,24 @@ def test_report(tmp_path, capsys):
 def phase(**changes) -> dict:
     counts = {"blocks_selected": 0, "blocks_drained": 0, "passes": 0, "cycles": 0, "stream_bytes": 0}
     counts |= {"payload_bytes": 0, "sums": 0, "sums_wrong": 0, "max_abs_error_vs_float64": 0.0, "routes": []}
+    counts |= {"layer_relative_rms_error": None}
     return counts | changes
 
 
 def report(clock, **tape) -> dict:
     selected = phase(blocks_selected=1000, passes=1000, cycles=16050, sums=10)
     drained = phase(blocks_drained=1000, cycles=13130)
-    layer = phase(**{"blocks_selected": 10, "blocks_drained": 5, "passes": 20, "cycles": 400, "sums": 7} | tape)
+    layer = phase(
+        **{
+            "blocks_selected": 10,
+            "blocks_drained": 5,
+            "passes": 20,
+            "cycles": 400,
+            "sums": 7,
+            "layer_relative_rms_error": 1e-4,
+        }
+        | tape
+    )
     shape = {"layers": 3, "experts_used": 2}
     return run.make_report([selected, drained, layer], Params(), MODEL, 210 * 768, shape, clock)
 
