@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim test test-train lint check synth accuracy train mutants clean
+.PHONY: help sim test test-train lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ check: lint test ## lint and test
 
 synth: $(VENV)/.synth ## route the engine for BOARD, write its bitstream and record its clock
 	@$(PY) -m boards.build --board $(BOARD) --seeds $(SEEDS) --out $(BUILD)/synth/$(BOARD)
+
+formal: $(VENV)/.test ## prove the control blocks by induction (also part of test)
+	@$(PY) -m pytest -n auto tests/formal
 
 accuracy: $(VENV)/.sim ## error of the arithmetic against float64, beside llama.cpp's Q8_K
 	@$(PY) -m sim.accuracy

@@ -1,6 +1,6 @@
 """Block sums times ``d`` and the activations' exponent, added into Q24.40 rows."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, signed, unsigned
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed, unsigned
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -37,16 +37,19 @@ class Accumulate(wiring.Component):
     e_group, e_column, e : the exponent port of :class:`hw.activations.Activations`
     """
 
-    LATENCY = 15
-    """Cycles from a row's last block (lane 0) to the row's sum."""
+    LATENCY = 17
+    """Cycles from a row's last block to the sum of the row in lane 0."""
     ROWS_WAITING = 16
 
     i: stream.Interface
     o: stream.Interface
+    e_group: Signal
+    e_column: Signal
+    e: data.View
 
     def __init__(self, params: Params) -> None:
         self.params = params
-        self.cycles_per_block = max(params.tokens, 4)  # an addition is complete three cycles after it began
+        self.cycles_per_block = max(params.tokens, 5)  # between an addition's read of a row and the next
         tag = block_tag(params)
         super().__init__(
             {
@@ -61,8 +64,6 @@ class Accumulate(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         params = self.params
-        block = self.i.p
-        tag = block.tag
         m.submodules.rows = rows = Queue(row_sum(params), self.ROWS_WAITING)
         wiring.connect(m, wiring.flipped(self.o), rows.o)
 
@@ -73,41 +74,53 @@ class Accumulate(wiring.Component):
                 value = register
             return value
 
-        # Issue: lanes in turn, each row end only with a place reserved for it in the queue.
+        # The block at work, in a register so that no queue waits for what follows.
+        block = Signal(block_sum(params), reset_less=True)
+        tag = block.tag
+        held = Signal()
+        with m.If(self.i.ready):
+            m.d.sync += [held.eq(self.i.valid), block.eq(self.i.p)]
+
+        # Issue: lanes in turn, each row end only with a place reserved for it in the queue. Places are counted two
+        # cycles late, in which up to two more may have been taken, hence the margin.
         lane = Signal(range(self.cycles_per_block))
+        last_lane = Signal()
         places = Signal(range(self.ROWS_WAITING + 1), init=self.ROWS_WAITING)
+        room = Signal()
         step = Signal()
         issue = Signal()
         reserve = Signal()
         release = Signal()
-        lane_on = Signal()
         m.d.comb += [
-            lane_on.eq((tag.lanes >> lane)[0]),
-            step.eq(self.i.valid & ((places != 0) | ~tag.last)),
-            issue.eq(step & lane_on),
-            reserve.eq(issue & tag.last),
-            release.eq(self.o.valid & self.o.ready),
-            self.i.ready.eq(step & (lane == self.cycles_per_block - 1)),
+            step.eq(held & (room | ~tag.last)),
+            issue.eq(step & (tag.lanes >> lane)[0]),
+            self.i.ready.eq(~held | (step & last_lane)),
             self.e_group.eq(tag.group),
             self.e_column.eq(tag.column),
         ]
         with m.If(step):
-            m.d.sync += lane.eq(Mux(self.i.ready, 0, lane + 1))
-        m.d.sync += places.eq(places - reserve + release)
+            m.d.sync += [lane.eq(Mux(last_lane, 0, lane + 1)), last_lane.eq(lane == self.cycles_per_block - 2)]
+        m.d.sync += [
+            reserve.eq(issue & tag.last),
+            release.eq(self.o.valid & self.o.ready),
+            places.eq(places - reserve + release),
+            room.eq(places > 3),
+        ]
 
         token = Signal(bits_for(params.max_batch))
         m.d.comb += token.eq(Cat(lane[: params.tokens.bit_length() - 1], tag.group))
 
         # Stages 1 and 2: wait for the exponents.
         assert Activations.LATENCY == 2
-        total = delayed(Array(block.sums)[lane[: bits_for(params.tokens)]] if params.tokens > 1 else block.sums[0], 3)
+        lane_bits = bits_for(params.tokens)  # an index past the end of a lone lane's array means its last
+        lanes = range(params.tokens)
+        total = delayed(Value.cast(Array(block.sums[t] for t in lanes)[lane[:lane_bits]]), 3)
         mantissa = delayed(tag.mantissa, 3)
-        lane_2 = delayed(lane, 2)
-        exponent = self.e[0] if params.tokens == 1 else Array(self.e)[lane_2[: bits_for(params.tokens)]]
+        exponent = Array(self.e[t] for t in lanes)[delayed(lane, 2)[:lane_bits]]
 
         # Stage 3: how far to shift.
         shift = Signal(signed(10), reset_less=True)
-        m.d.sync += shift.eq(delayed(tag.exponent, 2) + exponent + FRACTION_BITS)
+        m.d.sync += shift.eq(delayed(delayed(tag.exponent, 1) + FRACTION_BITS, 1) + exponent)
 
         # Stage 4: two bits of it into the factor. Stages 5 to 7: the product, in two halves of the sum. Stage 8: both.
         half = BLOCK_SUM_BITS // 2
@@ -124,22 +137,21 @@ class Accumulate(wiring.Component):
             high.b.eq(factor),
         ]
         m.d.sync += product.eq((high.p << half) + low.p)
-        coarse = delayed(shift[2:].as_signed(), 5)  # multiples of four bits, -28..43
+        coarse = delayed(shift[2:].as_signed(), 4)  # multiples of four bits, -28..43
+        tiny = delayed(coarse < -16, 1)
+        huge = delayed(coarse > 15, 1)
+        coarse = delayed(coarse, 1)
 
         # Stages 9 and 10: twice the product (the extra bit rounds), left by 0..7 multiples. Below -16 of them only the
         # sign would be left, as it is at -16. Above 15 any product but 0 leaves the range.
-        narrow = Signal(signed(5), reset_less=True)
-        beyond = Signal(reset_less=True)
-        m.d.sync += [
-            narrow.eq(Mux(coarse < -16, -16, coarse)),
-            beyond.eq((coarse > 15) & (product != 0)),
-        ]
+        narrow = delayed(Mux(tiny, -16, coarse)[:5], 1)
         left_1 = Signal(signed(len(product) + 1 + 24), reset_less=True)
-        m.d.sync += left_1.eq((product << 1) << Cat(Const(0, 3), coarse[1:3] & ~(coarse < -16).replicate(2)))
+        m.d.sync += left_1.eq((product << 1) << Cat(Const(0, 3), coarse[1:3] & ~tiny.replicate(2)))
         left_2 = Signal(signed(len(left_1) + 4), reset_less=True)
         m.d.sync += left_2.eq(Mux(narrow[0], left_1 << 4, left_1))
         far = delayed(narrow[3:], 1)
-        beyond = delayed(beyond, 1)
+        parts_set = delayed(Cat(product[low : low + 8].any() for low in range(0, len(product), 8)), 1)
+        beyond = delayed(delayed(huge, 1) & parts_set.any(), 1)
 
         # Stage 11: by -64, -32, 0 or 32 bits, with what falls off on the left noted.
         doubled_bits = ACCUMULATOR_BITS + 2
@@ -148,71 +160,60 @@ class Accumulate(wiring.Component):
         sign = left_2[-1]
         top = left_2[doubled_bits - 1 :]
         middle = left_2[split : doubled_bits - 1]
-        top_differs = Signal(reset_less=True)
-        middle_differs = Signal(reset_less=True)
-        far_11 = Signal(2, reset_less=True)
-        m.d.sync += [
-            doubled.eq(Array([left_2, left_2 << 32, left_2 >> 64, left_2 >> 32])[far]),
-            top_differs.eq(top != sign.replicate(len(top))),
-            middle_differs.eq(middle != sign.replicate(len(middle))),
-            far_11.eq(far),
-        ]
-        negative = delayed(sign, 1)
-        beyond = delayed(beyond, 1)
+        m.d.sync += doubled.eq(Array([left_2, left_2 << 32, left_2 >> 64, left_2 >> 32])[far])
 
-        # Stages 12 to 14: add, in two halves, and clamp. The row so far is read in 12 and written in 14; the same row
-        # is not issued again in between.
-        at_11 = 11
-        valid = delayed(issue, at_11, control=True)
-        token_11, first, last, bad = (delayed(v, at_11) for v in (token, tag.first, tag.last, tag.bad))
+        def differs(bits):  # from the sign; four bits a register, to be joined in the next stage
+            parts = [bits[low : low + 4] for low in range(0, len(bits), 4)]
+            return delayed(Cat(part != sign.replicate(len(part)) for part in parts), 1)
+
+        top_differs = delayed(differs(top).any(), 1)
+        middle_differs = delayed(differs(middle).any(), 1)
+        far_12 = delayed(far, 2)
+        beyond = delayed(beyond, 2)
+        lost = beyond | ((far_12 == 0) & top_differs) | ((far_12 == 1) & (top_differs | middle_differs))
+
+        # Stages 11 to 15: read the row so far, add in two halves, clamp and write. The same row is issued again five
+        # cycles later at the earliest, which is when the written row can be read.
+        at_10 = 10
+        valid = delayed(issue, at_10 + 1, control=True)
+        token_10, first, last, bad = (delayed(v, at_10) for v in (token, tag.first, tag.last, tag.bad))
         row_shape = data.StructLayout({"value": signed(ACCUMULATOR_BITS), "error": 2})
         m.submodules.rows_so_far = so_far = memory.Memory(shape=row_shape, depth=params.max_batch, init=[])
         read, write = so_far.read_port(domain="comb"), so_far.write_port()
-        m.d.comb += read.addr.eq(token_11)
-        before = Signal(row_shape)
-        with m.If(~first):
-            m.d.comb += before.eq(read.data)
+        m.d.comb += read.addr.eq(token_10)
+        before = Signal(row_shape, reset_less=True)
+        m.d.sync += before.eq(Mux(first, 0, read.data))
 
         low_bits = ACCUMULATOR_BITS // 2
         term = doubled[1:].as_signed()
         sum_low = Signal(low_bits + 1, reset_less=True)
         before_high = Signal(signed(ACCUMULATOR_BITS - low_bits), reset_less=True)
         term_high = Signal(signed(len(term) - low_bits), reset_less=True)
-        lost = Signal(reset_less=True)
         m.d.sync += [
             sum_low.eq(before.value[:low_bits] + term[:low_bits] + doubled[0]),
             before_high.eq(before.value[low_bits:].as_signed()),
             term_high.eq(term[low_bits:].as_signed()),
-            lost.eq(beyond | ((far_11 == 0) & top_differs) | ((far_11 == 1) & (top_differs | middle_differs))),
         ]
         sum_high = Signal(signed(ACCUMULATOR_BITS - low_bits + 2), reset_less=True)
         m.d.sync += sum_high.eq(before_high + term_high + sum_low[low_bits])
 
-        result = Signal(row_shape)
-        outside = Signal()
-        lost = delayed(lost, 1)
-        clamp_negative = Mux(lost, delayed(negative, 2), sum_high[-1])
+        lost_13 = delayed(lost, 1)
         keep = ACCUMULATOR_BITS - low_bits
+        outside = delayed(lost_13 | (sum_high[keep - 1 :] != sum_high[-1].replicate(len(sum_high) - keep + 1)), 1)
+        clamp_negative = delayed(Mux(lost_13, delayed(sign, 3), sum_high[-1]), 1)
+        row = delayed(Cat(delayed(sum_low[:low_bits], 1), sum_high[:keep]), 1)
+        result = Signal(row_shape)
         m.d.comb += [
-            outside.eq(lost | (sum_high[keep - 1 :] != sum_high[-1].replicate(len(sum_high) - keep + 1))),
-            result.value.eq(
-                Mux(
-                    outside,
-                    Cat(~clamp_negative.replicate(ACCUMULATOR_BITS - 1), clamp_negative),
-                    Cat(delayed(sum_low[:low_bits], 1), sum_high[:keep]),
-                )
-            ),
+            result.value.eq(Mux(outside, Cat(~clamp_negative.replicate(ACCUMULATOR_BITS - 1), clamp_negative), row)),
             result.error.eq(
-                delayed(before.error, 2)
-                | Mux(outside, ERROR_OVERFLOW, 0)
-                | Mux(delayed(bad, 2), ERROR_SCALE, 0)
+                delayed(before.error, 3) | Mux(outside, ERROR_OVERFLOW, 0) | Mux(delayed(bad, 4), ERROR_SCALE, 0)
             ),
-            write.addr.eq(delayed(token_11, 2)),
+            write.addr.eq(delayed(token_10, 4)),
             write.data.eq(result),
-            write.en.eq(delayed(valid, 2, control=True)),
+            write.en.eq(delayed(valid, 3, control=True)),
         ]
         m.d.sync += [
-            rows.i.valid.eq(write.en & delayed(last, 2)),
+            rows.i.valid.eq(write.en & delayed(last, 4)),
             rows.i.p.value.eq(result.value),
             rows.i.p.error.eq(result.error),
             rows.i.p.token.eq(write.addr),

@@ -1,11 +1,11 @@
 """Aligned words to sub-blocks: the only component that knows how Q6_K packs its weights."""
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal, unsigned
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.formats import q6_k as fmt
-from hw.formats.arithmetic import D_EXPONENT_MIN
+from hw.formats.arithmetic import D_EXPONENT_MIN, MANTISSA_BITS
 from hw.formats.params import Params
 from hw.layouts import BLOCK_WORDS, WORD, WORD_BYTES, block_tag, matrix_command, sub_block
 
@@ -41,6 +41,7 @@ class Decode(wiring.Component):
     i: stream.Interface
     i_matrix: stream.Interface
     o: stream.Interface
+    error: Signal
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -73,77 +74,152 @@ class Decode(wiring.Component):
 
     def _write(self, m: Module, ql, qh, scales, slots, full) -> None:
         params = self.params
-        word, command = self.i.p, self.i_matrix.p
-        active = Signal()  # a command is loaded
+        word = self.i.p
         broken = Signal()
-        rows_left = Signal.like(command.rows)
-        columns_left = Signal.like(command.columns)
-        columns = Signal.like(command.columns)
-        column = Signal(range(params.max_columns))
-        mask = Signal(params.max_batch)
-        groups = Signal(params.passes)
+
+        # The command to come, fetched ahead and looked through, so that one matrix can follow another at once.
+        command = self.i_matrix.p
+        fetched = Signal()
+        ahead = Signal(matrix_command(params), reset_less=True)
+        ahead_bad = Signal(reset_less=True)
+        ahead_valid = Signal()  # fetched and looked through
+        load = Signal()
+        m.d.comb += self.i_matrix.ready.eq(broken | ~fetched)
+        m.d.sync += [
+            ahead_valid.eq(fetched & ~load),
+            ahead_bad.eq((ahead.rows == 0) | (ahead.columns == 0) | (ahead.columns > params.max_columns)),
+        ]
+        with m.If(~fetched):
+            m.d.sync += [fetched.eq(self.i_matrix.valid), ahead.eq(command)]
+        with m.Elif(load):
+            m.d.sync += fetched.eq(0)
+
+        active = Signal()  # a command is loaded
         selected = Signal()
+        mask = Signal(params.max_batch, reset_less=True)
+        groups = Signal(params.passes, reset_less=True)
+        columns = Signal.like(command.columns, reset_less=True)
+        columns_left = Signal.like(command.columns, reset_less=True)
+        rows_left = Signal.like(command.rows, reset_less=True)
+        column = Signal(range(params.max_columns), reset_less=True)
+        one_column = Signal(reset_less=True)
+        last_column = Signal(reset_less=True)
+        last_row = Signal(reset_less=True)
+        last_block = Signal(reset_less=True)  # of the matrix
+        two_columns_left = Signal(reset_less=True)  # these two a cycle late: blocks end many cycles apart
+        two_rows_left = Signal(reset_less=True)
+        m.d.sync += [two_columns_left.eq(columns_left == 2), two_rows_left.eq(rows_left == 2)]
         slot = Signal()
 
+        # What the next word is, kept as a flag so that decisions need not wait for a comparison.
+        count = Signal(range(BLOCK_WORDS))
+        last_word = Signal()
+
+        # Whether a word is taken is decided a cycle ahead. It depends on words only where a block ends: a selected
+        # one costs a cycle (of the three that it has in hand), a drained one none.
+        ready = Signal()
         take = Signal()
         block_end = Signal()
         matrix_end = Signal()
         m.d.comb += [
-            self.i.ready.eq(broken | (active & ~(selected & full.bit_select(slot, 1)))),
-            take.eq(self.i.valid & active & ~broken & ~(selected & full.bit_select(slot, 1))),
-            block_end.eq(take & (word.index == BLOCK_WORDS - 1)),
-            matrix_end.eq(block_end & (columns_left == 1) & (rows_left == 1)),
-            self.i_matrix.ready.eq(broken | ~active | matrix_end),
+            self.i.ready.eq(ready),
+            take.eq(self.i.valid & ready & ~broken),
+            block_end.eq(take & last_word),
+            matrix_end.eq(block_end & last_block),
+            load.eq(ahead_valid & (~active | matrix_end)),
         ]
-        with m.If(self.i_matrix.ready):
-            bad = (command.rows == 0) | (command.columns == 0) | (command.columns > params.max_columns)
+        active_next = load | (active & ~matrix_end)
+        selected_next = Mux(load, ahead.mask.any(), selected)
+        blocked = (block_end & selected) | (selected_next & full.bit_select(slot, 1))
+        m.d.sync += [
+            ready.eq(broken | (active_next & ~blocked)),
+            active.eq(active_next),
+            selected.eq(selected_next),
+        ]
+        with m.If(take):
+            m.d.sync += [count.eq(Mux(last_word, 0, count + 1)), last_word.eq(count == BLOCK_WORDS - 2)]
+        with m.If(load):
             m.d.sync += [
-                active.eq(self.i_matrix.valid),
-                rows_left.eq(command.rows),
-                columns_left.eq(command.columns),
-                columns.eq(command.columns),
+                mask.eq(ahead.mask),
+                columns.eq(ahead.columns),
+                columns_left.eq(ahead.columns),
+                rows_left.eq(ahead.rows),
                 column.eq(0),
-                mask.eq(command.mask),
-                selected.eq(command.mask.any()),
+                one_column.eq(ahead.columns == 1),
+                last_column.eq(ahead.columns == 1),
+                last_row.eq(ahead.rows == 1),
+                last_block.eq((ahead.columns == 1) & (ahead.rows == 1)),
             ]
             for group in range(params.passes):
-                m.d.sync += groups[group].eq(command.mask[group * params.tokens :][: params.tokens].any())
-            with m.If(self.i_matrix.valid & bad & ~broken):
-                m.d.sync += [broken.eq(1), self.error.eq(ERROR_COMMAND)]
+                m.d.sync += groups[group].eq(ahead.mask[group * params.tokens :][: params.tokens].any())
         with m.Elif(block_end):
-            with m.If(columns_left == 1):
-                m.d.sync += [columns_left.eq(columns), column.eq(0), rows_left.eq(rows_left - 1)]
+            with m.If(last_column):
+                m.d.sync += [
+                    columns_left.eq(columns),
+                    rows_left.eq(rows_left - 1),
+                    column.eq(0),
+                    last_column.eq(one_column),
+                    last_row.eq(two_rows_left),
+                    last_block.eq(one_column & two_rows_left),
+                ]
             with m.Else():
-                m.d.sync += [columns_left.eq(columns_left - 1), column.eq(column + 1)]
-        with m.If(take & (word.error | (word.last != matrix_end))):
-            m.d.sync += [broken.eq(1), self.error.eq(ERROR_LENGTH)]
+                m.d.sync += [
+                    columns_left.eq(columns_left - 1),
+                    column.eq(column + 1),
+                    last_column.eq(two_columns_left),
+                    last_block.eq(last_row & two_columns_left),
+                ]
 
-        for mem, first, count in ((ql, 0, QL_WORDS), (qh, QL_WORDS, QH_WORDS), (scales, QL_WORDS + QH_WORDS, 1)):
-            port = mem.write_port()
-            m.d.comb += [
-                port.addr.eq(slot * count + (word.index - first)[: (count - 1).bit_length()] if count > 1 else slot),
-                port.data.eq(word.data),
-                port.en.eq(take & selected & (word.index >= first) & (word.index < first + count)),
-            ]
+        # What is wrong stops the component a cycle later, long before a wrong block could be complete.
+        wrong_length = Signal()
+        wrong_command = Signal()
+        m.d.sync += [
+            wrong_length.eq(take & (word.error | (word.last != matrix_end))),
+            wrong_command.eq(load & ahead_bad),
+        ]
+        with m.If((wrong_length | wrong_command) & ~broken):
+            m.d.sync += [broken.eq(1), self.error.eq(Mux(wrong_length, ERROR_LENGTH, ERROR_COMMAND))]
 
-        # d = mantissa * 2**exponent: a half's 1.f * 2**(biased - 15) is (1024 + f) * 2**(biased - 25).
-        fraction, biased, negative = word.d[:10], word.d[10:15], word.d[15]
-        magnitude = Cat(fraction, biased.any())
-        bad_d = biased.all()
-        tag = slots[slot].tag
+        # A block is called full while its last word is on its way to the memory: nobody looks before it is there.
+        filled = slots[slot]
         with m.If(block_end & selected):
             m.d.sync += [
                 slot.eq(~slot),
-                slots[slot].mask.eq(mask),
-                slots[slot].groups.eq(groups),
-                tag.mantissa.eq(Mux(bad_d, 0, Mux(negative, -magnitude, magnitude))),
-                tag.exponent.eq(Mux(biased.any(), biased - 25, D_EXPONENT_MIN)),
-                tag.bad.eq(bad_d),
-                tag.column.eq(column),
-                tag.first.eq(column == 0),
-                tag.last.eq(columns_left == 1),
+                full.bit_select(slot, 1).eq(1),
+                filled.mask.eq(mask),
+                filled.groups.eq(groups),
+                filled.tag.column.eq(column),
+                filled.tag.first.eq(column == 0),
+                filled.tag.last.eq(last_column),
             ]
-            m.d.sync += full.bit_select(slot, 1).eq(1)
+
+        # One cycle later: store the word.
+        stored = Signal.like(word.data, reset_less=True)
+        stored_d = Signal(16, reset_less=True)
+        place = Signal.like(count, reset_less=True)
+        stored_slot = Signal(reset_less=True)
+        m.d.sync += [stored.eq(word.data), stored_d.eq(word.d), place.eq(count), stored_slot.eq(slot)]
+        for mem, first, rows in ((ql, 0, QL_WORDS), (qh, QL_WORDS, QH_WORDS), (scales, QL_WORDS + QH_WORDS, 1)):
+            port = mem.write_port()
+            enable = Signal()
+            m.d.sync += enable.eq(take & selected & (count >= first) & (count < first + rows))
+            m.d.comb += [
+                port.addr.eq(Cat((place - first)[: (rows - 1).bit_length()], stored_slot)),
+                port.data.eq(stored),
+                port.en.eq(enable),
+            ]
+            if mem is scales:
+                # d = mantissa * 2**exponent: a half's 1.f * 2**(biased - 15) is (1024 + f) * 2**(biased - 25).
+                fraction, biased, negative = stored_d[:10], stored_d[10:15], stored_d[15]
+                magnitude = Cat(fraction, biased.any())
+                tag = slots[stored_slot].tag
+                with m.If(enable):
+                    m.d.sync += [
+                        # Negated as "invert and add one" in a single adder; a bad d becomes 0 when it is read.
+                        tag.mantissa.eq((Cat(magnitude, 0) ^ negative.replicate(MANTISSA_BITS)) + negative),
+                        tag.exponent.eq(Mux(biased.any(), biased - 25, D_EXPONENT_MIN)),
+                        tag.bad.eq(biased.all()),
+                    ]
 
     def _read(self, m: Module, ql, qh, scales, slots, full) -> None:
         params = self.params
@@ -155,23 +231,24 @@ class Decode(wiring.Component):
         slot = Signal()
         index = Signal(range(fmt.SUB_BLOCKS))
         left = Signal(params.passes)  # groups still to serve, this one included
-        rest = Signal(params.passes)
-        m.d.comb += rest.eq(left & (left - 1))
-        block_end = index == fmt.SUB_BLOCKS - 1
-        done = Signal()
-        m.d.comb += done.eq(step & running & block_end & (rest == 0))
+        rest = Signal(params.passes)  # without this one; this and `alone` settle long before they are needed
+        alone = Signal()
+        last_index = Signal()
+        final = Signal()  # running, at the last sub-block for the last group
+        upcoming = Signal()  # the slot to look at when this one is done
+        m.d.sync += [rest.eq(left & (left - 1)), alone.eq(rest == 0)]
+        m.d.comb += upcoming.eq(slot ^ running)
         with m.If(step & running):
-            m.d.sync += index.eq(index + 1)
-            with m.If(block_end):
-                m.d.sync += left.eq(rest)
-        with m.If(done | ~running):
-            upcoming = slot ^ done
             m.d.sync += [
-                running.eq(full.bit_select(upcoming, 1)),
-                slot.eq(upcoming),
-                left.eq(slots[upcoming].groups),
+                index.eq(index + 1),
+                last_index.eq(index == fmt.SUB_BLOCKS - 2),
+                final.eq((index == fmt.SUB_BLOCKS - 2) & alone),
             ]
-        with m.If(done):
+        with m.If(~running | (step & last_index)):
+            m.d.sync += left.eq(Mux(running & ~final, rest, slots[upcoming].groups))
+        with m.If(~running | (step & final)):
+            m.d.sync += [running.eq(full.bit_select(upcoming, 1)), slot.eq(upcoming)]
+        with m.If(step & final):
             m.d.sync += full.bit_select(slot, 1).eq(0)
 
         # Sub-block 8h + 2g + s reads word (h, g[0], s) of ql and word (h, s) of qh.
@@ -182,37 +259,41 @@ class Decode(wiring.Component):
             scale_port.addr.eq(slot),
         ]
 
-        # Stage 1: the words. Stage 2: their bits.
+        # Stage 1: the words. Stage 2: their bits, and the lowest group's number.
         s1 = Signal(sub_block(params), reset_less=True)
         s1_valid = Signal()
         s1_ql = Signal(8 * WORD_BYTES, reset_less=True)
         s1_qh = Signal(8 * WORD_BYTES, reset_less=True)
-        s1_scales = Signal(32, reset_less=True)
-        group = Signal.like(s1.tag.group)
-        for candidate in reversed(range(params.passes)):
-            with m.If(left[candidate]):
-                m.d.comb += group.eq(candidate)
-        # The `If`s above must let the lowest group win; they run from the highest down and the last one holds.
+        s1_scales = Signal(64, reset_less=True)
+        s1_lowest = Signal(params.passes, reset_less=True)  # one bit set
+        s1_mask = Signal(params.max_batch, reset_less=True)
         with m.If(step):
             m.d.sync += [
                 s1_valid.eq(running),
                 s1_ql.eq(ql_port.data),
                 s1_qh.eq(qh_port.data),
-                s1_scales.eq(scale_port.data.word_select(index[2:], 32)),
+                s1_scales.eq(scale_port.data.word_select(index[3], 64)),
+                s1_lowest.eq(left & ~(left - 1)),
+                s1_mask.eq(slots[slot].mask),
                 s1.index.eq(index),
                 s1.tag.eq(slots[slot].tag),
-                s1.tag.group.eq(group),
-                s1.tag.lanes.eq(slots[slot].mask.word_select(group, params.tokens)),
             ]
+            group, lanes = Const(0, len(s1.tag.group)), Const(0, params.tokens)
+            for n in range(params.passes):
+                chosen = s1_lowest[n]
+                group |= Mux(chosen, n, 0)
+                lanes |= s1_mask.word_select(n, params.tokens) & chosen.replicate(params.tokens)
             m.d.sync += [
                 self.o.valid.eq(s1_valid),
-                self.o.p.scale.eq(s1_scales.word_select(s1.index[:2], 8)),
+                self.o.p.scale.eq(s1_scales.word_select(s1.index[:3], 8)),
                 self.o.p.index.eq(s1.index),
                 self.o.p.tag.eq(s1.tag),
+                self.o.p.tag.mantissa.eq(Mux(s1.tag.bad, 0, s1.tag.mantissa)),
+                self.o.p.tag.group.eq(group),
+                self.o.p.tag.lanes.eq(lanes),
             ]
             for i in range(fmt.SUB_BLOCK_WEIGHTS):
                 low = s1_ql[8 * i :][:8].word_select(s1.index[2], 4)
                 high = s1_qh[8 * i :][:8].word_select(s1.index[1:3], 2)
                 # Subtracting the bias of 32 from six bits flips the highest.
                 m.d.sync += self.o.p.weights[i].eq(Cat(low, high[0], ~high[1]).as_signed())
-        return

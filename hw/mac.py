@@ -27,13 +27,17 @@ class Mac(wiring.Component):
     x_group, x_column, x_index, x : the read port of :class:`hw.activations.Activations`
     """
 
-    LATENCY = 13
+    LATENCY = 14
     """Cycles from a block's last sub-block to its sums."""
     BLOCKS = 4
     """Blocks that may be under way or waiting."""
 
     i: stream.Interface
     o: stream.Interface
+    x_group: Signal
+    x_column: Signal
+    x_index: Signal
+    x: data.View
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -57,16 +61,18 @@ class Mac(wiring.Component):
         m.submodules.tags = tags = Queue(block_tag(params), self.BLOCKS)
         m.submodules.sums = sums = Queue(sums_shape, self.BLOCKS)
 
-        # A tag goes in with a block's last sub-block and comes out with its sums, so the tags' queue counts the blocks
-        # under way, and it cannot fill up in the middle of one.
+        # A tag goes in when its block has been taken and comes out with its sums, so the tags' queue counts the blocks
+        # under way. Blocks end 16 cycles apart, so whether there is room for the next may be known two cycles late.
+        room = Signal()
         taken = Signal()
         block_end = Signal()
+        tag = Signal(block_tag(params), reset_less=True)
+        m.d.sync += [room.eq(tags.i.ready), tags.i.valid.eq(block_end), tag.eq(self.i.p.tag)]
         m.d.comb += [
-            self.i.ready.eq(tags.i.ready),
+            self.i.ready.eq(room),
             taken.eq(self.i.valid & self.i.ready),
             block_end.eq(taken & (self.i.p.index == SUB_BLOCKS - 1)),
-            tags.i.valid.eq(block_end),
-            tags.i.payload.eq(self.i.p.tag),
+            tags.i.payload.eq(tag),
             self.o.valid.eq(sums.o.valid),
             self.o.p.sums.eq(sums.o.payload),
             self.o.p.tag.eq(tags.o.payload),
@@ -81,7 +87,7 @@ class Mac(wiring.Component):
                 value = register
             return value
 
-        # weight * scale from three two-bit digits of the weight (the highest signed), in three cycles.
+        # weight * scale from three two-bit digits of the weight (the highest signed), in four cycles.
         weights = delayed(self.i.p.weights.as_value(), 1)
         scale = delayed(self.i.p.scale, 1)
         multiples = {0: 0, 1: scale, 2: scale << 1, 3: (scale << 1) + scale, -1: -scale, -2: -(scale << 1)}
@@ -96,16 +102,18 @@ class Mac(wiring.Component):
             digits = [weights[6 * i + 2 * k : 6 * i + 2 * k + 2] for k in range(3)]
             unsigned_digit = Array(registered[f] for f in (0, 1, 2, 3))
             signed_digit = Array(registered[f] for f in (0, 1, -2, -1))
+            parts = [Signal(multiple_shape, name=f"part{i}_{k}", reset_less=True) for k in range(3)]
             low = Signal(signed(SCALE_BITS + 5), name=f"low{i}", reset_less=True)
-            high = Signal(multiple_shape, name=f"high{i}", reset_less=True)
             product = Signal(signed(PRODUCT_BITS), name=f"product{i}", reset_less=True)
             m.d.sync += [
-                low.eq(unsigned_digit[digits[0]] + (unsigned_digit[digits[1]] << 2)),
-                high.eq(signed_digit[digits[2]]),
-                product.eq(low + (high << 4)),
+                parts[0].eq(unsigned_digit[digits[0]]),
+                parts[1].eq(unsigned_digit[digits[1]]),
+                parts[2].eq(signed_digit[digits[2]]),
+                low.eq(parts[0] + (parts[1] << 2)),
+                product.eq(low + (delayed(parts[2], 1) << 4)),
             ]
             products.append(product)
-        product_latency = 4
+        product_latency = 5
 
         # The activations arrive at the multipliers together with the products.
         wait = product_latency - Activations.LATENCY

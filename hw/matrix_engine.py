@@ -1,6 +1,6 @@
 """The whole datapath: raw expert bytes in, exact row sums out."""
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -45,6 +45,7 @@ class MatrixEngine(wiring.Component):
     i_matrix: stream.Interface
     i_x: stream.Interface
     o: stream.Interface
+    error: Signal
 
     def __init__(self, params: Params) -> None:
         self.params = params

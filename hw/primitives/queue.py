@@ -1,14 +1,16 @@
 """A first-in first-out queue that knows its payload's shape."""
 
-from amaranth.hdl import Module, Shape
-from amaranth.lib import fifo, stream, wiring
+from amaranth.hdl import Module, Mux, Shape, Signal, unsigned
+from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 
 class Queue(wiring.Component):
-    """Hold up to ``depth`` payloads; built on ``amaranth.lib.fifo.SyncFIFO`` (LUT memory up to 64 deep).
+    """Hold up to ``depth`` payloads, in LUT memory.
 
-    A payload written in one cycle is readable in the next (``LATENCY``); one payload a cycle.
+    A payload written in one cycle is readable in the next (``LATENCY``); one payload a cycle. The number held is kept
+    one-hot, so that ``i.ready``, ``o.valid`` and their update are shallow; ``amaranth.lib.fifo.SyncFIFO`` compares a
+    binary level for each.
 
     Parameters
     ----------
@@ -26,6 +28,7 @@ class Queue(wiring.Component):
     LATENCY = 1
     i: stream.Interface
     o: stream.Interface
+    level: Signal
 
     def __init__(self, shape, depth: int) -> None:
         if not 2 <= depth <= 64:
@@ -41,14 +44,30 @@ class Queue(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.fifo = inner = fifo.SyncFIFO(width=Shape.cast(self.shape).width, depth=self.depth)
+        m.submodules.storage = storage = memory.Memory(
+            shape=unsigned(Shape.cast(self.shape).width), depth=self.depth, init=[]
+        )
+        write, read = storage.write_port(), storage.read_port(domain="comb")
+        held = Signal(self.depth + 1, init=1)  # bit n: n payloads
+        push = Signal()
+        pop = Signal()
         m.d.comb += [
-            inner.w_data.eq(self.i.payload),
-            inner.w_en.eq(self.i.valid),
-            self.i.ready.eq(inner.w_rdy),
-            self.o.payload.eq(inner.r_data),
-            self.o.valid.eq(inner.r_rdy),
-            inner.r_en.eq(self.o.ready),
-            self.level.eq(inner.level),
+            self.i.ready.eq(~held[self.depth]),
+            self.o.valid.eq(~held[0]),
+            push.eq(self.i.valid & self.i.ready),
+            pop.eq(self.o.valid & self.o.ready),
+            write.data.eq(self.i.payload),
+            write.en.eq(push),
+            self.o.payload.eq(read.data),
         ]
+        for moved, address in ((push, write.addr), (pop, read.addr)):
+            place = Signal(range(self.depth))
+            m.d.comb += address.eq(place)
+            with m.If(moved):
+                m.d.sync += place.eq(Mux(place == self.depth - 1, 0, place + 1))
+        with m.If(push != pop):
+            m.d.sync += held.eq(Mux(push, held << 1, held >> 1))
+        for count in range(self.depth + 1):
+            with m.If(held[count]):
+                m.d.comb += self.level.eq(count)
         return m

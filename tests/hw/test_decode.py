@@ -68,7 +68,7 @@ def flat_words(matrices) -> list[dict]:
     return [word for blocks, _ in matrices for word in words(blocks.reshape(-1, 210))]
 
 
-@pytest.mark.parametrize(("p_in", "p_out"), STALLS)
+@pytest.mark.parametrize(("p_in", "p_out"), [*STALLS, (1.0, 0.05)])
 @pytest.mark.parametrize("params", [Params(max_batch=4), Params(tokens=2, max_batch=4), Params(max_batch=1)], ids=str)
 @pytest.mark.parametrize("seed", range(2))
 def test_decode(seed, params, p_in, p_out):
@@ -104,9 +104,7 @@ def test_decode_throughput_and_latency():
     params = Params(max_batch=1)
     matrices = [(random_blocks(rng, 4, 2), 1), (random_blocks(rng, 4, 2), 1)]
     dut = Decode(params)
-    got = run_streams(
-        dut, [(dut.i, flat_words(matrices)), (dut.i_matrix, commands(matrices))], [(dut.o, 256)], rng=rng
-    )
+    got = run_streams(dut, [(dut.i, flat_words(matrices)), (dut.i_matrix, commands(matrices))], [(dut.o, 256)], rng=rng)
     (given,) = got.out_cycles
     assert given == list(range(given[0], given[0] + 256))
     assert given[0] == got.in_cycles[0][12] + Decode.LATENCY

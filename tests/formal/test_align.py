@@ -1,0 +1,98 @@
+"""The aligner accounts for every byte, and its words hold while they wait."""
+
+import pytest
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw import align
+from hw.layouts import WIDE_BEAT, WORD
+
+from .prove import Opened, Refuted, assume, broken, claim, never_reset, prove, waiting_payload_holds
+
+BLOCK_BYTES, WORD_BYTES, WORDS = 210, 16, 13
+
+
+class AlignProof(wiring.Component):
+    """Bytes taken = bytes of whole blocks + words of this block + bytes kept, in every cycle of a run."""
+
+    i: stream.Interface
+    o: stream.Interface
+
+    def __init__(self, source, link_bytes: int) -> None:
+        self.source, self.link_bytes = source, link_bytes
+        super().__init__({"i": In(stream.Signature(WIDE_BEAT)), "o": Out(stream.Signature(WORD))})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        dut = self.source.Align(self.link_bytes)
+        m.submodules.dut = opened = Opened(dut)
+        wiring.connect(m, wiring.flipped(self.i), dut.i)
+        wiring.connect(m, dut.o, wiring.flipped(self.o))
+        never_reset(m)
+        waiting_payload_holds(m, dut.o)
+        fill, offset, index = (opened[name] for name in ("fill", "offset", "index"))
+
+        taken = dut.i.valid & dut.i.ready
+        beat = dut.i.p
+        beats = Signal(16)  # of this run; counts and equations are all modulo 2**16
+        blocks = Signal(16)
+        block_end = ~fill & (index == WORDS - 1)
+        kept = Mux(fill, 0, WORD_BYTES - 2 * offset)
+        with m.If(taken):
+            m.d.sync += [beats.eq(beats + 1), blocks.eq(blocks + block_end)]
+            with m.If(beat.last):
+                m.d.sync += [beats.eq(0), blocks.eq(0)]
+        claim(
+            m,
+            (WORD_BYTES * beats - BLOCK_BYTES * blocks - WORD_BYTES * index - kept)[:16] == 0,
+            index < WORDS,
+            ~fill | (index == 0),
+        )
+
+        # A run is in order if its final beat ends a block and what follows in that beat is less than one link beat.
+        assume(m, beat.missing < WORD_BYTES // self.link_bytes)
+        real_bytes = WORD_BYTES * (beats + 1) - self.link_bytes * beat.missing
+        padding = Signal(16)
+        m.d.comb += padding.eq(real_bytes - BLOCK_BYTES * (blocks + block_end))
+        in_order = block_end & (padding < self.link_bytes)
+        expected = Signal()
+        expected_valid = Signal()
+        shown = Signal()
+        shown_valid = Signal()
+        with m.If(dut.i.ready):  # the two stages behind the decision move together
+            m.d.sync += [
+                expected.eq(beat.last & ~in_order),
+                expected_valid.eq(dut.i.valid & (~fill | beat.last)),
+                shown.eq(expected),
+                shown_valid.eq(expected_valid),
+            ]
+        claim(
+            m,
+            dut.o.valid == shown_valid,
+            ~shown_valid | (dut.o.p.error == shown),
+            opened["s1_valid"] == expected_valid,
+            ~expected_valid | (opened["s1"][-1] == expected),  # error is the word's last field
+        )
+        return m
+
+
+@pytest.mark.formal
+@pytest.mark.parametrize("link_bytes", [1, 4, 8, 16])
+def test_align(link_bytes, tmp_path):
+    prove(AlignProof(align, link_bytes), tmp_path, depth=3)
+
+
+BREAKS = [
+    ("fill.eq(offset == OFFSETS - 1)", "fill.eq(0)"),
+    ("offset.eq(offset + 1)", "offset.eq(offset)"),
+    ("step.eq(self.o.ready | ~self.o.valid)", "step.eq(1)"),
+    ("block_end & (padding // self.link_bytes == beat.missing)", "block_end"),
+]
+
+
+@pytest.mark.formal
+@pytest.mark.parametrize(("old", "new"), BREAKS)
+def test_the_proof_fails_on_a_broken_aligner(old, new, tmp_path):
+    with pytest.raises((Refuted, RuntimeError)):
+        prove(AlignProof(broken(align, old, new), 4), tmp_path, depth=3)

@@ -1,0 +1,91 @@
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from amaranth.hdl import Fragment
+
+from hw.primitives.pll import Pll, PllSettings, pll_settings
+
+MHZ = 1_000_000
+
+
+def allowed(settings: PllSettings) -> bool:
+    """The data sheet's table, written out."""
+    return (
+        all(1 <= divider <= 128 for divider in (settings.input, settings.feedback, settings.output))
+        and 8 * MHZ <= settings.f_in <= 400 * MHZ
+        and 10 * MHZ <= settings.f_pfd <= 400 * MHZ
+        and 400 * MHZ <= settings.f_vco <= 800 * MHZ
+        and Fraction(3_125_000) <= settings.f_out <= 400 * MHZ
+    )
+
+
+def can_be_made(f_in: int, f_out: Fraction) -> bool:
+    """Whether any dividers give exactly ``f_out``, by trying all."""
+    return any(
+        f_in * feedback == f_out * divide
+        and 10 * MHZ * divide <= f_in <= 400 * MHZ * divide
+        and any(400 * MHZ <= f_out * output <= 800 * MHZ for output in range(1, 129))
+        for divide in range(1, 129)
+        for feedback in range(1, 129)
+    )
+
+
+@pytest.mark.parametrize("f_in", [12, 25, 100, 400])
+def test_every_clock_that_can_be_made(f_in):
+    """In steps of 12.5/3 MHz over the whole range: exact and within all limits, or refused because there is no way."""
+    made = 0
+    for step in range(97):
+        f_out = Fraction(step * 12_500_000, 3)
+        try:
+            settings = pll_settings(f_in * MHZ, f_out)
+        except ValueError:
+            assert f_out < 3_125_000 or f_out > 400 * MHZ or not can_be_made(f_in * MHZ, f_out)
+            continue
+        made += 1
+        assert settings.f_out == f_out
+        assert settings.f_in * settings.feedback == f_out * settings.input
+        assert allowed(settings)
+    assert made > 0
+
+
+@pytest.mark.synth
+@pytest.mark.parametrize(("f_in", "f_out"), [(25, 150), (25, 162.5), (25, 175), (12, 48), (100, 125), (25, 25)])
+def test_agrees_with_ecppll(f_in, f_out, tmp_path):
+    """Project Trellis' calculator finds the clock too, with the same dividers or others that mean the same."""
+    tool = Path(sys.executable).parent / "yowasp-ecppll"
+    subprocess.run(
+        [tool, "-i", str(f_in), "-o", str(f_out), "-f", "pll.v"], cwd=tmp_path, check=True, capture_output=True
+    )
+    text = (tmp_path / "pll.v").read_text()
+    divide, feedback, output = (
+        int(re.search(rf"\.{name}\((\d+)\)", text)[1])  # type: ignore[index]
+        for name in ("CLKI_DIV", "CLKFB_DIV", "CLKOP_DIV")
+    )
+    ours = pll_settings(f_in * MHZ, Fraction(f_out) * MHZ)
+    assert Fraction(feedback, divide) == Fraction(ours.feedback, ours.input)
+    assert abs(f_out * output - 600) == abs(float(ours.f_vco) / MHZ - 600)
+
+
+@pytest.mark.parametrize(
+    ("f_in", "f_out", "message"),
+    [
+        (25, 165, r"165000000 Hz cannot be made of 25000000 Hz; nearest: 162500000 Hz, 175000000 Hz"),
+        (7, 100, r"f_in must be in 8000000\.\.400000000 Hz, not 7000000"),
+        (401, 100, r"f_in must be in 8000000\.\.400000000 Hz, not 401000000"),
+        (25, 3, r"f_out must be in 3125000\.\.400000000 Hz, not 3000000"),
+        (25, 401, r"f_out must be in 3125000\.\.400000000 Hz, not 401000000"),
+        (8, 100, r"100000000 Hz cannot be made of 8000000 Hz"),
+    ],
+)
+def test_refuses(f_in, f_out, message):
+    with pytest.raises(ValueError, match=message):
+        pll_settings(f_in * MHZ, f_out * MHZ)
+
+
+def test_pll_is_for_ecp5_only():
+    with pytest.raises(NotImplementedError, match="for ECP5 only"):
+        Fragment.get(Pll(pll_settings(25 * MHZ, 150 * MHZ)), None)
