@@ -48,8 +48,8 @@ sim: $(VENV)/.sim ## stream a real model's experts through the Verilated hardwar
 test: $(VENV)/.test ## run all tests
 	@$(PY) -m pytest -n auto
 
-test-train: $(VENV)/.test-train ## run the tests that need PyTorch
-	@$(PY) -m pytest tests/models
+test-train: $(VENV)/.test-train ## run the training script's tests, which need PyTorch
+	@$(PY) -m pytest tests/models/test_train.py
 
 lint: $(VENV)/.test ## ruff and pyright
 	@$(PY) -m ruff check
@@ -58,8 +58,8 @@ lint: $(VENV)/.test ## ruff and pyright
 
 check: lint test ## lint and test
 
-synth: $(VENV)/.synth ## route the engine for BOARD, write its bitstream and record its clock
-	@$(PY) -m boards.build --board $(BOARD) --seeds $(SEEDS) --out $(BUILD)/synth/$(BOARD)
+synth: $(VENV)/.synth ## route the engine for BOARD and write its bitstream (RECORD=1: also boards/results/)
+	@$(PY) -m boards.build --board $(BOARD) --seeds $(SEEDS) --out $(BUILD)/synth/$(BOARD) $(if $(RECORD),--record)
 
 formal: $(VENV)/.test ## prove the control blocks by induction (also part of test)
 	@$(PY) -m pytest -n auto tests/formal

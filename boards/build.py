@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where the build goes (default: build/synth/BOARD)")
     parser.add_argument("--mhz", type=float, default=TARGET_MHZ, help="clock of the bitstream (default: %(default)g)")
     parser.add_argument("--seeds", type=seed_list, default=list(SEEDS), help="placement seeds (default: 1,2,3)")
-    parser.add_argument("--record", action="store_true", help="write the report to boards/results instead")
+    parser.add_argument("--record", action="store_true", help="write the report to boards/results too")
     options = parser.parse_args(arguments)
     out = options.out or Path("build/synth") / options.board
     say = Progress()
@@ -287,10 +287,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (BuildError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    target = RESULTS / f"{options.board}.json" if options.record else out / "report.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(summary, indent=2) + "\n")
-    say(f"report: {target}")
+    for target in [out / "report.json", *([RESULTS / f"{options.board}.json"] if options.record else [])]:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(summary, indent=2) + "\n")
+        say(f"report: {target}")
     say(verdict(summary))
     return 0 if summary["met"] else 1
 

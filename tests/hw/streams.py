@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from amaranth.hdl import ClockDomain, Elaboratable, Module, Value
+from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.lib import data, stream
 from amaranth.sim import Simulator
 
@@ -22,7 +22,7 @@ STALLS = [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.3, 0.7)]
 
 
 def run_streams(
-    dut: Elaboratable,
+    dut: Any,
     inputs: Sequence[tuple[stream.Interface, Sequence[Any]]],
     outputs: Sequence[tuple[stream.Interface, int]],
     *,
