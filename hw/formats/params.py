@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from .q6_k import BLOCK_WEIGHTS
+from .q6_k import BLOCK_WEIGHTS, SUB_BLOCKS
 
 LINK_BYTES = (1, 4, 8, 16)
 MAX_TOKENS = 16
 MAX_BATCH = 64
 MAX_WIDTH = 16384
 MAX_ROWS = 65535
+MAX_STORE_DEPTH = 16384
+"""Words of a multiplier's activation memory: the deepest that one ECP5 block RAM (a bit wide then) can be."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class Params:
                 f"max_width must be a multiple of {BLOCK_WEIGHTS} in {BLOCK_WEIGHTS}..{MAX_WIDTH}, not {self.max_width}"
             )
 
+        depth = self.store_blocks * SUB_BLOCKS
+        if depth > MAX_STORE_DEPTH:
+            raise ValueError(
+                f"max_batch / tokens x max_width = {self.passes} x {self.max_width} takes {depth} words of activation "
+                f"memory a multiplier, more than {MAX_STORE_DEPTH}: lower one of them or take more tokens"
+            )
+
     @property
     def max_columns(self) -> int:
         """Blocks in the longest row."""
@@ -67,3 +76,8 @@ class Params:
     def passes(self) -> int:
         """Passes over a block that a full batch takes."""
         return self.max_batch // self.tokens
+
+    @property
+    def store_blocks(self) -> int:
+        """Blocks that a lane's activation memory addresses: passes and columns, each rounded up to a power of two."""
+        return 1 << ((self.passes - 1).bit_length() + (self.max_columns - 1).bit_length())

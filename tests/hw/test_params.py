@@ -38,3 +38,11 @@ def test_rejects_a_batch_that_is_no_multiple_of_the_lanes():
 def test_rejects_types(field, value):
     with pytest.raises(TypeError, match=f"{field} must be an int, not {value!r}"):
         Params(**{field: value})
+
+
+def test_rejects_more_activations_than_a_memory_holds():
+    assert Params(max_batch=16, max_width=16384).store_blocks == 1024
+    with pytest.raises(ValueError, match=r"= 32 x 16384 takes 32768 words of activation memory a multiplier"):
+        Params(max_batch=32, max_width=16384)
+    with pytest.raises(ValueError, match=r"= 17 x 16384 takes 32768 words"):
+        Params(max_batch=17, max_width=16384)
