@@ -16,7 +16,7 @@ TEST_TORCH := torch==2.13.0
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) SEEDS=$(SEEDS) PYTHON=$(PYTHON)"
+	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) PYTHON=$(PYTHON)"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"emufpga needs Python 3.11 or later, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
@@ -43,7 +43,7 @@ $(VENV)/.test-train: pyproject.toml $(VENV)/.test
 comma := ,
 
 sim: $(VENV)/.sim ## stream a real model's experts through the Verilated hardware, bit for bit
-	@$(PY) -m sim.run --model $(MODEL) --board $(BOARD)
+	@$(PY) -m sim.run --model $(MODEL) --board $(BOARD) $(if $(LAYERS),--layers $(LAYERS))
 
 test: $(VENV)/.test ## run all tests
 	@$(PY) -m pytest -n auto

@@ -164,10 +164,10 @@ MUTANTS = [
     Mutant("accumulate: bad scale not marked", "hw/accumulate.py", "ERROR_SCALE, 0)", "0, 0)", ACCUMULATE),
     Mutant("accumulate: row not restarted", "hw/accumulate.py", "Mux(first, 0, read.data)", "read.data", ACCUMULATE),
     Mutant(
-        "queue: full one too late",
+        "queue: takes more than it holds",
         "hw/primitives/queue.py",
-        "full.eq(self.level == self.depth - 1)",
-        "full.eq(self.level == self.depth)",
+        "self.i.ready.eq(~held[self.depth])",
+        "self.i.ready.eq(1)",
         "tests/hw/test_primitives.py",
     ),
     Mutant(

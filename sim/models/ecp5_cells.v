@@ -1,8 +1,10 @@
 // MIT License, the emufpga authors.
 //
-// Two ECP5 cells in the modes that hw/primitives uses, written from Lattice's sysDSP and memory usage guides
-// (FPGA-TN-02205, FPGA-TN-02204). A parameter or a pin setting outside these modes stops the simulation; a pin that is
-// not declared here does not elaborate. Timing, initial contents and read-during-write results are not modelled.
+// Two ECP5 cells in the modes that hw/primitives uses, after the behaviour that Lattice's sysDSP and memory usage guides
+// (FPGA-TN-02205, FPGA-TN-02204) give them. Our reading of it: no vendor model was at hand to compare with; the use of
+// the memory's pins was checked against the mapping in yosys. A parameter or a pin setting outside these modes stops the
+// simulation; a pin that is not declared here does not elaborate. Timing, initial contents and read-during-write results
+// are not modelled.
 
 // 18 x 18 multiplier, each factor signed or unsigned, with input, pipeline and output registers: three cycles.
 module MULT18X18D #(
