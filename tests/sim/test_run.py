@@ -77,6 +77,10 @@ def test_an_unknown_clock_stays_unknown():
 
 
 def test_a_clock_of_other_parameters_is_not_used():
+    same = run.clock("ulx3s_85f", Params())
+    deeper = run.clock("ulx3s_85f", Params(max_batch=32))
+    assert deeper["hz"] == same["hz"] > 150e6
+    assert deeper["provenance"] == same["provenance"].replace("ulx3s_85f,", "ulx3s_85f with {'max_batch': 8},")
     got = run.clock("ulx3s_85f", Params(tokens=4))
     assert got["hz"] is None
     assert "routed with other parameters" in got["provenance"]
