@@ -1,10 +1,13 @@
 """Block sums times ``d`` and the activations' exponent, added into Q24.40 rows."""
 
+from functools import partial
+
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value, signed, unsigned
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.activations import Activations
+from hw.delay import delay
 from hw.formats.arithmetic import (
     ACCUMULATOR_BITS,
     BLOCK_SUM_BITS,
@@ -67,12 +70,7 @@ class Accumulate(wiring.Component):
         m.submodules.rows = rows = Queue(row_sum(params), self.ROWS_WAITING)
         wiring.connect(m, wiring.flipped(self.o), rows.o)
 
-        def delayed(value, cycles: int, *, control: bool = False):
-            for _ in range(cycles):
-                register = Signal.like(value, name="delayed", reset_less=not control)
-                m.d.sync += register.eq(value)
-                value = register
-            return value
+        delayed = partial(delay, m)
 
         # The block at work, in a register so that no queue waits for what follows.
         block = Signal(block_sum(params), reset_less=True)

@@ -1,10 +1,13 @@
 """Sub-blocks times activations to one integer a block and lane."""
 
+from functools import partial
+
 from amaranth.hdl import Array, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.activations import Activations
+from hw.delay import delay
 from hw.formats.arithmetic import ACTIVATION_BITS, BLOCK_SUM_BITS, PRODUCT_BITS
 from hw.formats.params import Params
 from hw.formats.q6_k import SCALE_BITS, SUB_BLOCK_WEIGHTS, SUB_BLOCKS
@@ -80,12 +83,7 @@ class Mac(wiring.Component):
             tags.o.ready.eq(self.o.ready & sums.o.valid),
         ]
 
-        def delayed(value, cycles: int, *, control: bool = False):
-            for _ in range(cycles):
-                register = Signal.like(value, name="delayed", reset_less=not control)
-                m.d.sync += register.eq(value)
-                value = register
-            return value
+        delayed = partial(delay, m)
 
         # weight * scale from three two-bit digits of the weight (the highest signed), in four cycles.
         weights = delayed(self.i.p.weights.as_value(), 1)

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.formats.q6_k import BLOCK_WEIGHTS
 from sim.golden import activations, q6_k
 from sim.golden.matmul import matmul
+from sim.workload import random_blocks
 
 WIDTH, ROWS, VECTORS, SEEDS = 1024, 512, 8, 20
 DISTRIBUTIONS = {
@@ -34,13 +36,6 @@ def q8_k(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return (np.clip(np.rint(blocks / d), -127, 127) * d).reshape(x.shape)
 
 
-def random_matrix(rng: np.random.Generator, rows: int, width: int) -> NDArray[np.uint8]:
-    """Blocks ``(rows, width / 256, 210)`` of random bits with a normally distributed, finite ``d``."""
-    blocks = rng.integers(0, 256, (rows, width // 256, 210), dtype=np.uint8)
-    blocks[..., 208:] = rng.normal(0, 1e-3, blocks.shape[:2]).astype("<f2")[..., None].view(np.uint8)
-    return blocks
-
-
 def relative_rms(got: NDArray[np.float64], want: NDArray[np.float64]) -> float:
     """Root mean square of the error over that of the wanted values, all of them together."""
     return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
@@ -51,7 +46,7 @@ def errors(distribution: str) -> tuple[float, float]:
     ours, theirs = [], []
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
-        blocks = random_matrix(rng, ROWS, WIDTH)
+        blocks = random_blocks(rng, ROWS, WIDTH // BLOCK_WEIGHTS)
         weights = q6_k.dequantize(blocks).reshape(ROWS, WIDTH)
         x = DISTRIBUTIONS[distribution](rng, (VECTORS, WIDTH))
         exact = x @ weights.T

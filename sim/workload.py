@@ -53,3 +53,10 @@ def expert_blocks(model: ModelFile, tensor: ExpertTensor, expert: int) -> NDArra
 def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """``x / (1 + exp(-x))``, without overflow for large negative ``x``."""
     return x * np.exp(-np.logaddexp(0, -x))
+
+
+def random_blocks(rng: np.random.Generator, *lead: int, d: float = 1e-3) -> NDArray[np.uint8]:
+    """``(*lead, 210)`` blocks of random bits whose scale ``d`` is normally distributed around 0."""
+    blocks = rng.integers(0, 256, (*lead, 210), dtype=np.uint8)
+    blocks[..., 208:] = rng.normal(0, d, lead).astype("<f2")[..., None].view(np.uint8)
+    return blocks

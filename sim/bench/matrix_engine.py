@@ -10,19 +10,20 @@ from cocotb.triggers import ClockCycles
 
 from hw.decode import ERROR_LENGTH
 from hw.formats.params import Params
+from hw.formats.q6_k import D_OFFSET
 from sim.bench.engine_driver import EngineDriver, Matrix
 from sim.golden import activations, matmul
+from sim.workload import random_blocks
 
 PARAMS = Params(**json.loads(os.environ["EMUFPGA_PARAMS"]))
 
 
 def random_matrix(rng: np.random.Generator, rows: int, columns: int, mask: int, *, bad: float = 0.0) -> Matrix:
-    """Random bits with a finite ``d``, but for a share ``bad`` of blocks whose ``d`` is NaN or infinite."""
-    blocks = rng.integers(0, 256, (rows, columns, 210), dtype=np.uint8)
-    d = rng.normal(0, 1e-3, (rows, columns)).astype("<f2")
+    """Random blocks, of which a share ``bad`` has a ``d`` that is NaN or infinite."""
+    blocks = random_blocks(rng, rows, columns)
     wrong = rng.random((rows, columns)) < bad
-    d[wrong] = rng.choice(np.array([np.nan, np.inf, -np.inf], "<f2"), wrong.sum())
-    blocks[..., 208:] = d[..., None].view(np.uint8)
+    not_finite = rng.choice(np.array([np.nan, np.inf, -np.inf], "<f2"), (wrong.sum(), 1))
+    blocks[wrong, D_OFFSET:] = not_finite.view(np.uint8)
     return Matrix(blocks, mask)
 
 

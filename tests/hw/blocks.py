@@ -6,13 +6,6 @@ from numpy.typing import NDArray
 from sim.golden import activations
 
 
-def random_blocks(rng: np.random.Generator, *lead: int, d: float = 1e-3) -> NDArray[np.uint8]:
-    """``(*lead, 210)`` blocks of random bits whose scale ``d`` is normally distributed around 0."""
-    blocks = rng.integers(0, 256, (*lead, 210), dtype=np.uint8)
-    blocks[..., 208:] = rng.normal(0, d, lead).astype("<f2")[..., None].view(np.uint8)
-    return blocks
-
-
 def block(weight: int, scale: int, d: float | int) -> NDArray[np.uint8]:
     """A block with 256 equal weights (-32..31), 16 equal scales and ``d`` (a float, or the bits of a half)."""
     q = weight + 32

@@ -7,8 +7,9 @@ from hw.decode import ERROR_LENGTH
 from hw.formats.params import Params
 from hw.layouts import activation_word, matrix_command, row_sum
 from sim.golden import activations, matmul
+from sim.workload import random_blocks
 
-from .blocks import heavy_tailed, load_words, random_blocks
+from .blocks import heavy_tailed, load_words
 
 
 def as_bytes(layout, payload: dict) -> bytes:

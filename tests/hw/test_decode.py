@@ -4,8 +4,8 @@ import pytest
 from hw.decode import ERROR_COMMAND, ERROR_LENGTH, Decode
 from hw.formats.params import Params
 from sim.golden import q6_k
+from sim.workload import random_blocks
 
-from .blocks import random_blocks
 from .streams import STALLS, run_streams
 
 

@@ -6,8 +6,9 @@ from hw.activations import Activations
 from hw.formats.params import Params
 from hw.mac import Mac
 from sim.golden import activations, matmul, q6_k
+from sim.workload import random_blocks
 
-from .blocks import block, heavy_tailed, load_words, random_blocks
+from .blocks import block, heavy_tailed, load_words
 from .streams import STALLS, run_streams
 
 

@@ -11,7 +11,8 @@ from hw.formats.arithmetic import ERROR_OVERFLOW, ERROR_SCALE
 from sim import accuracy
 from sim.golden import activations, q6_k
 from sim.golden.matmul import Sums, contribution, matmul
-from tests.hw.blocks import block, heavy_tailed, random_blocks
+from sim.workload import random_blocks
+from tests.hw.blocks import block, heavy_tailed
 
 
 @pytest.mark.parametrize("seed", range(3))
