@@ -11,6 +11,10 @@ from hw.matrix_engine import MatrixEngine
 from hw.primitives.queue import Queue
 
 
+SYNCHRONISER_STAGES = 3
+"""Two would do against metastability; the third may lie by the state machine, far from the pin."""
+
+
 def struct_bytes(layout: data.StructLayout) -> int:
     """Bytes that carry one payload of ``layout``, lowest bits first, the last byte filled up with zeros."""
     return -(-layout.size // 8)
@@ -97,7 +101,7 @@ class BytePort(wiring.Component):
         byte = Signal(8, reset_less=True)
         channel = Signal(Channel, reset_less=True)
         strobe = Signal()
-        m.submodules.i_strobe_sync = FFSynchronizer(self.i_strobe, strobe)
+        m.submodules.i_strobe_sync = FFSynchronizer(self.i_strobe, strobe, stages=SYNCHRONISER_STAGES)
 
         # Between port and engine, so that the engine's answer need not reach the port's state within a cycle.
         m.submodules.weights = weights = Queue(engine.i.p.shape(), 2)
@@ -151,7 +155,7 @@ class BytePort(wiring.Component):
         left = Signal(data.ArrayLayout(8, size), reset_less=True)
         count = Signal(range(size))
         ack = Signal()
-        m.submodules.o_ack_sync = FFSynchronizer(self.o_ack, ack)
+        m.submodules.o_ack_sync = FFSynchronizer(self.o_ack, ack, stages=SYNCHRONISER_STAGES)
         taking = Signal(init=1)  # the state "TAKE", as a register
         m.d.comb += [self.o_data.eq(left[0]), engine.o.ready.eq(taking)]
         with m.FSM():

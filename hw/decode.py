@@ -117,13 +117,12 @@ class Decode(wiring.Component):
 
         # Whether a word is taken is decided a cycle ahead. It depends on words only where a block ends: a selected
         # one costs a cycle (of the three that it has in hand), a drained one none.
-        ready = Signal()
+        ready = Signal()  # to take a word for its matrix
         take = Signal()
         block_end = Signal()
         matrix_end = Signal()
         m.d.comb += [
-            self.i.ready.eq(ready),
-            take.eq(self.i.valid & ready & ~broken),
+            take.eq(self.i.valid & ready),
             block_end.eq(take & last_word),
             matrix_end.eq(block_end & last_block),
             load.eq(ahead_valid & (~active | matrix_end)),
@@ -132,12 +131,16 @@ class Decode(wiring.Component):
         selected_next = Mux(load, ahead.mask.any(), selected)
         blocked = (block_end & selected) | (selected_next & full.bit_select(slot, 1))
         m.d.sync += [
-            ready.eq(broken | (active_next & ~blocked)),
+            ready.eq(active_next & ~blocked & ~broken),
+            self.i.ready.eq((active_next & ~blocked) | broken),
             active.eq(active_next),
             selected.eq(selected_next),
         ]
         with m.If(take):
-            m.d.sync += [count.eq(Mux(last_word, 0, count + 1)), last_word.eq(count == BLOCK_WORDS - 2)]
+            m.d.sync += [
+                count.eq(Mux(last_word | word.last, 0, count + 1)),  # whatever follows a run begins a block
+                last_word.eq((count == BLOCK_WORDS - 2) & ~word.last),
+            ]
         with m.If(load):
             m.d.sync += [
                 mask.eq(ahead.mask),

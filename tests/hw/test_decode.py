@@ -160,3 +160,23 @@ def test_decode_reports_an_unaligned_end():
         finish=lambda ctx: errors.append(ctx.get(dut.error)),
     )
     assert errors == [ERROR_LENGTH]
+
+
+@pytest.mark.parametrize("cut", range(1, 13))
+def test_decode_gives_nothing_of_a_cut_block(cut):
+    """A run that breaks off within a block: what follows does not complete that block, and nothing comes out."""
+    rng = np.random.default_rng(cut)
+    dut = Decode(Params())
+    run = words(random_blocks(rng, 2))
+    run = run[:cut] + run[13:] * 3
+    run[cut - 1] |= {"last": 1, "error": 1}
+    errors = []
+    run_streams(
+        dut,
+        [(dut.i, run), (dut.i_matrix, [{"rows": 4, "columns": 1, "mask": 1}])],
+        [(dut.o, 0)],
+        rng=rng,
+        settle=100,
+        finish=lambda ctx: errors.append(ctx.get(dut.error)),
+    )
+    assert errors == [ERROR_LENGTH]
