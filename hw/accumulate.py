@@ -42,7 +42,6 @@ class Accumulate(wiring.Component):
 
     LATENCY = 17
     """Cycles from a row's last block to the sum of the row in lane 0."""
-    ROWS_WAITING = 16
 
     i: stream.Interface
     o: stream.Interface
@@ -53,6 +52,7 @@ class Accumulate(wiring.Component):
     def __init__(self, params: Params) -> None:
         self.params = params
         self.cycles_per_block = max(params.tokens, 5)  # between an addition's read of a row and the next
+        self.rows_waiting = max(16, 2 * params.tokens + 4)  # a block's, and one more block's while those leave
         tag = block_tag(params)
         super().__init__(
             {
@@ -67,42 +67,50 @@ class Accumulate(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         params = self.params
-        m.submodules.rows = rows = Queue(row_sum(params), self.ROWS_WAITING)
+        m.submodules.rows = rows = Queue(row_sum(params), self.rows_waiting)
         wiring.connect(m, wiring.flipped(self.o), rows.o)
 
         delayed = partial(delay, m)
 
-        # The block at work, in a register so that no queue waits for what follows.
+        # The block at work, in a register; whether the next may come is a register, too, so that no queue waits for
+        # what follows here.
         block = Signal(block_sum(params), reset_less=True)
         tag = block.tag
         held = Signal()
-        with m.If(self.i.ready):
+        ready = Signal(init=1)
+        with m.If(ready):
             m.d.sync += [held.eq(self.i.valid), block.eq(self.i.p)]
 
-        # Issue: lanes in turn, each row end only with a place reserved for it in the queue. Places are counted two
-        # cycles late, in which up to two more may have been taken, hence the margin.
+        # Issue: lanes in turn. A block that ends a row begins only with a place in the queue for each lane, and then
+        # goes through. Places are counted two cycles late, in which up to two may have been taken, hence the margin.
         lane = Signal(range(self.cycles_per_block))
+        begun = Signal()
         last_lane = Signal()
-        places = Signal(range(self.ROWS_WAITING + 1), init=self.ROWS_WAITING)
+        places = Signal(range(self.rows_waiting + 1), init=self.rows_waiting)
         room = Signal()
         step = Signal()
         issue = Signal()
         reserve = Signal()
         release = Signal()
         m.d.comb += [
-            step.eq(held & (room | ~tag.last)),
+            step.eq(held & (begun | room | ~tag.last)),
             issue.eq(step & (tag.lanes >> lane)[0]),
-            self.i.ready.eq(~held | (step & last_lane)),
+            self.i.ready.eq(ready),
             self.e_group.eq(tag.group),
             self.e_column.eq(tag.column),
         ]
         with m.If(step):
-            m.d.sync += [lane.eq(Mux(last_lane, 0, lane + 1)), last_lane.eq(lane == self.cycles_per_block - 2)]
+            m.d.sync += [
+                lane.eq(Mux(last_lane, 0, lane + 1)),
+                begun.eq(~last_lane),
+                last_lane.eq(lane == self.cycles_per_block - 2),
+            ]
         m.d.sync += [
+            ready.eq(Mux(ready, ~self.i.valid, step & (lane == self.cycles_per_block - 2))),
             reserve.eq(issue & tag.last),
             release.eq(self.o.valid & self.o.ready),
             places.eq(places - reserve + release),
-            room.eq(places > 3),
+            room.eq(places >= params.tokens + 3),
         ]
 
         token = Signal(bits_for(params.max_batch))

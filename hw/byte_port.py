@@ -10,7 +10,6 @@ from hw.layouts import activation_word, matrix_command, row_sum
 from hw.matrix_engine import MatrixEngine
 from hw.primitives.queue import Queue
 
-
 SYNCHRONISER_STAGES = 3
 """Two would do against metastability; the third may lie by the state machine, far from the pin."""
 
