@@ -1,7 +1,7 @@
 """The ECP5 instances of the primitives are equal to the plain hardware that every other test runs.
 
 Both run side by side in Verilator, on the same random and corner values, against Python. Assumed: Lattice's cells do
-what ``sim/models/ecp5_cells.v`` says, which we wrote from the vendor's guides and which covers only our modes. Not
+what ``sim/models/ecp5_cells.v`` says, which is our reading of the vendor's guides and covers only our modes. Not
 covered: timing, contents at power-up, and reads of a word being written, which users of ``BlockMemory`` avoid.
 """
 
