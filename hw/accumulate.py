@@ -23,6 +23,11 @@ from hw.primitives.multiplier import Multiplier
 from hw.primitives.queue import Queue
 
 
+def rows_waiting(params: Params) -> int:
+    """Row sums that the accumulator's queue holds: a block's, and one more block's while those leave."""
+    return max(16, 2 * params.tokens + 4)
+
+
 class Accumulate(wiring.Component):
     """Add ``floor(S * m * 2**(k + e + 40) + 1/2)`` into each token's row; hand a row over when its last block is in.
 
@@ -38,6 +43,7 @@ class Accumulate(wiring.Component):
     i : stream of :func:`hw.layouts.block_sum`
     o : stream of :func:`hw.layouts.row_sum`
     e_group, e_column, e : the exponent port of :class:`hw.activations.Activations`
+    held : Out, row sums that wait
     """
 
     LATENCY = 17
@@ -48,11 +54,12 @@ class Accumulate(wiring.Component):
     e_group: Signal
     e_column: Signal
     e: data.View
+    held: Signal
 
     def __init__(self, params: Params) -> None:
         self.params = params
         self.cycles_per_block = max(params.tokens, 5)  # between an addition's read of a row and the next
-        self.rows_waiting = max(16, 2 * params.tokens + 4)  # a block's, and one more block's while those leave
+        self.rows_waiting = rows_waiting(params)
         tag = block_tag(params)
         super().__init__(
             {
@@ -61,6 +68,7 @@ class Accumulate(wiring.Component):
                 "e_group": Out(tag["group"].shape),
                 "e_column": Out(tag["column"].shape),
                 "e": In(data.ArrayLayout(signed(EXPONENT_BITS), params.tokens)),
+                "held": Out(range(self.rows_waiting + 1)),
             }
         )
 
@@ -69,6 +77,8 @@ class Accumulate(wiring.Component):
         params = self.params
         m.submodules.rows = rows = Queue(row_sum(params), self.rows_waiting)
         wiring.connect(m, wiring.flipped(self.o), rows.o)
+
+        m.d.comb += self.held.eq(rows.level)
 
         delayed = partial(delay, m)
 
@@ -203,6 +213,10 @@ class Accumulate(wiring.Component):
         sum_high = Signal(signed(ACCUMULATOR_BITS - low_bits + 2), reset_less=True)
         m.d.sync += sum_high.eq(before_high + term_high + sum_low[low_bits])
 
+        # Beside the row, for whoever takes it: its kind, and whether a later lane or group has a sum for it, too.
+        kind = delayed(tag.kind.as_value(), 14)
+        end = delayed(delayed(tag.final, 1) & (delayed(tag.lanes >> lane, 1) == 1), 13)
+
         lost_13 = delayed(lost, 1)
         keep = ACCUMULATOR_BITS - low_bits
         outside = delayed(lost_13 | (sum_high[keep - 1 :] != sum_high[-1].replicate(len(sum_high) - keep + 1)), 1)
@@ -223,5 +237,7 @@ class Accumulate(wiring.Component):
             rows.i.p.value.eq(result.value),
             rows.i.p.error.eq(result.error),
             rows.i.p.token.eq(write.addr),
+            rows.i.p.kind.eq(kind),
+            rows.i.p.end.eq(end),
         ]
         return m

@@ -12,7 +12,7 @@ from hw.primitives.memory import BlockMemory
 
 
 class Activations(wiring.Component):
-    """Store ``max_batch`` vectors of ``max_width``; read one sub-block of every lane a cycle.
+    """Store ``max_batch`` vectors of ``store_columns`` blocks; read one sub-block of every lane a cycle.
 
     Token ``t`` lies in lane ``t % tokens`` and is read with group ``t // tokens``. Each multiplier has a memory of its
     own, so that both can sit side by side. Loading takes a word (eight values) a cycle and must be over before the
@@ -40,7 +40,7 @@ class Activations(wiring.Component):
 
     def __init__(self, params: Params) -> None:
         self.params = params
-        group, column = bits_for(params.passes), bits_for(params.max_columns)
+        group, column = bits_for(params.passes), bits_for(params.store_columns)
         values = data.ArrayLayout(signed(ACTIVATION_BITS), SUB_BLOCK_WEIGHTS)
         super().__init__(
             {

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hw.formats import q6_k as fmt
 from hw.formats.arithmetic import D_EXPONENT_MIN, MANTISSA_BITS
 from hw.formats.params import Params
-from hw.layouts import BLOCK_WORDS, WORD, WORD_BYTES, block_tag, matrix_command, sub_block
+from hw.layouts import BLOCK_WORDS, WORD, WORD_BYTES, Kind, block_tag, matrix_command, sub_block
 
 QL_WORDS = fmt.QL_BYTES // WORD_BYTES
 QH_WORDS = fmt.QH_BYTES // WORD_BYTES
@@ -15,7 +15,21 @@ QH_WORDS = fmt.QH_BYTES // WORD_BYTES
 ERROR_LENGTH = 1
 """Bit of ``error``: a run of bytes and the matrix that was announced for it differ in length."""
 ERROR_COMMAND = 2
-"""Bit of ``error``: a matrix of no rows, no columns or rows longer than ``max_width`` was announced."""
+"""Bit of ``error``: a matrix of no rows, no columns or rows longer than its vectors may be was announced."""
+
+
+ACTIVITY = data.StructLayout(
+    {
+        "active": 1,  # a sub-block left
+        "back_pressured": 1,  # one was there but was not taken
+        "starved": 1,  # neither, for want of bytes: a matrix is under way
+        "draining": 1,  # neither, because an unwanted matrix passes
+        "useful_block": 1,  # a block has come that tokens want
+        "drained_block": 1,  # one that none wants
+        "matrix_end": 1,
+    }
+)
+"""What a cycle was spent on; at most one of the first four, and events of the last three."""
 
 
 class Decode(wiring.Component):
@@ -33,6 +47,7 @@ class Decode(wiring.Component):
     i_matrix : stream of :func:`hw.layouts.matrix_command`
     o : stream of :func:`hw.layouts.sub_block`
     error : Out, sticky ``ERROR_LENGTH | ERROR_COMMAND``
+    activity : Out, ``ACTIVITY``, a cycle late
     """
 
     LATENCY = 4
@@ -42,6 +57,7 @@ class Decode(wiring.Component):
     i_matrix: stream.Interface
     o: stream.Interface
     error: Signal
+    activity: data.View
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -51,6 +67,7 @@ class Decode(wiring.Component):
                 "i_matrix": In(stream.Signature(matrix_command(params))),
                 "o": Out(stream.Signature(sub_block(params))),
                 "error": Out(2),
+                "activity": Out(ACTIVITY),
             }
         )
 
@@ -87,7 +104,11 @@ class Decode(wiring.Component):
         m.d.comb += self.i_matrix.ready.eq(broken | ~fetched)
         m.d.sync += [
             ahead_valid.eq(fetched & ~load),
-            ahead_bad.eq((ahead.rows == 0) | (ahead.columns == 0) | (ahead.columns > params.max_columns)),
+            ahead_bad.eq(
+                (ahead.rows == 0)
+                | (ahead.columns == 0)
+                | (ahead.columns > Mux(ahead.kind == Kind.DOWN, params.max_hidden_columns, params.max_columns))
+            ),
         ]
         with m.If(~fetched):
             m.d.sync += [fetched.eq(self.i_matrix.valid), ahead.eq(command)]
@@ -101,7 +122,9 @@ class Decode(wiring.Component):
         columns = Signal.like(command.columns, reset_less=True)
         columns_left = Signal.like(command.columns, reset_less=True)
         rows_left = Signal.like(command.rows, reset_less=True)
-        column = Signal(range(params.max_columns), reset_less=True)
+        kind = Signal(Kind, reset_less=True)
+        column = Signal(range(params.store_columns), reset_less=True)
+        row_start = Signal(reset_less=True)
         one_column = Signal(reset_less=True)
         last_column = Signal(reset_less=True)
         last_row = Signal(reset_less=True)
@@ -147,7 +170,9 @@ class Decode(wiring.Component):
                 columns.eq(ahead.columns),
                 columns_left.eq(ahead.columns),
                 rows_left.eq(ahead.rows),
-                column.eq(0),
+                kind.eq(ahead.kind),
+                column.eq(Mux(ahead.kind == Kind.DOWN, params.max_columns, 0)),
+                row_start.eq(1),
                 one_column.eq(ahead.columns == 1),
                 last_column.eq(ahead.columns == 1),
                 last_row.eq(ahead.rows == 1),
@@ -160,7 +185,8 @@ class Decode(wiring.Component):
                 m.d.sync += [
                     columns_left.eq(columns),
                     rows_left.eq(rows_left - 1),
-                    column.eq(0),
+                    column.eq(Mux(kind == Kind.DOWN, params.max_columns, 0)),
+                    row_start.eq(1),
                     last_column.eq(one_column),
                     last_row.eq(two_rows_left),
                     last_block.eq(one_column & two_rows_left),
@@ -169,9 +195,22 @@ class Decode(wiring.Component):
                 m.d.sync += [
                     columns_left.eq(columns_left - 1),
                     column.eq(column + 1),
+                    row_start.eq(0),
                     last_column.eq(two_columns_left),
                     last_block.eq(last_row & two_columns_left),
                 ]
+
+        idle = ~self.o.valid & active
+        activity = self.activity
+        m.d.sync += [
+            activity.active.eq(self.o.valid & self.o.ready),
+            activity.back_pressured.eq(self.o.valid & ~self.o.ready),
+            activity.starved.eq(idle & (selected | ~self.i.valid)),
+            activity.draining.eq(idle & ~selected & self.i.valid),
+            activity.useful_block.eq(block_end & selected),
+            activity.drained_block.eq(block_end & ~selected),
+            activity.matrix_end.eq(matrix_end),
+        ]
 
         # What is wrong stops the component a cycle later, long before a wrong block could be complete.
         wrong_length = Signal()
@@ -192,7 +231,8 @@ class Decode(wiring.Component):
                 filled.mask.eq(mask),
                 filled.groups.eq(groups),
                 filled.tag.column.eq(column),
-                filled.tag.first.eq(column == 0),
+                filled.tag.kind.eq(kind),
+                filled.tag.first.eq(row_start),
                 filled.tag.last.eq(last_column),
             ]
 
@@ -270,6 +310,7 @@ class Decode(wiring.Component):
         s1_scales = Signal(64, reset_less=True)
         s1_lowest = Signal(params.passes, reset_less=True)  # one bit set
         s1_mask = Signal(params.max_batch, reset_less=True)
+        s1_final = Signal(reset_less=True)
         with m.If(step):
             m.d.sync += [
                 s1_valid.eq(running),
@@ -278,6 +319,7 @@ class Decode(wiring.Component):
                 s1_scales.eq(scale_port.data.word_select(index[3], 64)),
                 s1_lowest.eq(left & ~(left - 1)),
                 s1_mask.eq(slots[slot].mask),
+                s1_final.eq((left & (left - 1)) == 0),
                 s1.index.eq(index),
                 s1.tag.eq(slots[slot].tag),
             ]
@@ -294,6 +336,7 @@ class Decode(wiring.Component):
                 self.o.p.tag.mantissa.eq(Mux(s1.tag.bad, 0, s1.tag.mantissa)),
                 self.o.p.tag.group.eq(group),
                 self.o.p.tag.lanes.eq(lanes),
+                self.o.p.tag.final.eq(s1_final),
             ]
             for i in range(fmt.SUB_BLOCK_WEIGHTS):
                 low = s1_ql[8 * i :][:8].word_select(s1.index[2], 4)

@@ -1,11 +1,13 @@
 """Payloads of the datapath's streams. First field = lowest bits, so a struct matches little-endian bytes."""
 
 from amaranth.hdl import signed, unsigned
-from amaranth.lib import data
+from amaranth.lib import data, enum
 
 from hw.formats import arithmetic as arith
+from hw.formats import messages
 from hw.formats import q6_k as fmt
 from hw.formats.params import MAX_ROWS, Params
+from hw.formats.sigmoid import SIGNIFICANT_BITS
 
 WORD_BYTES = 16
 LOAD_VALUES = 8
@@ -44,12 +46,22 @@ WORD = data.StructLayout(
 )
 
 
+class Kind(enum.Enum, shape=2):
+    """Which of an expert's matrices."""
+
+    UP = 0
+    GATE = 1
+    DOWN = 2
+    """Its columns meet the vectors between the matrices; the columns of the others meet the tokens' own vectors."""
+
+
 def matrix_command(params: Params) -> data.StructLayout:
     """One matrix of the stream: ``rows`` rows of ``columns`` blocks for the tokens in ``mask`` (none: drain it)."""
     return data.StructLayout(
         {
             "rows": bits_for(MAX_ROWS + 1),
-            "columns": params.max_columns.bit_length(),
+            "columns": max(params.max_columns, params.max_hidden_columns).bit_length(),
+            "kind": Kind,
             "mask": params.max_batch,
         }
     )
@@ -63,8 +75,10 @@ def block_tag(params: Params) -> data.StructLayout:
             "exponent": signed(6),
             "bad": 1,  # d is NaN or infinite
             "group": bits_for(params.passes),  # token = group * tokens + lane
-            "column": bits_for(params.max_columns),
+            "column": bits_for(params.store_columns),  # in the activation memory
+            "kind": Kind,
             "lanes": params.tokens,  # lanes whose token wants this block
+            "final": 1,  # no token of a later group wants it
             "first": 1,  # starts a row
             "last": 1,  # ends a row
         }
@@ -94,12 +108,14 @@ def block_sum(params: Params) -> data.StructLayout:
 
 
 def row_sum(params: Params) -> data.StructLayout:
-    """A finished row of one token in Q24.40, with ``ERROR_*`` bits."""
+    """A finished row of one token in Q24.40, with ``ERROR_*`` bits; ``end`` marks the row's last token."""
     return data.StructLayout(
         {
             "value": signed(arith.ACCUMULATOR_BITS),
             "token": bits_for(params.max_batch),
             "error": 2,
+            "kind": Kind,
+            "end": 1,
         }
     )
 
@@ -111,7 +127,46 @@ def activation_word(params: Params) -> data.StructLayout:
             "values": data.ArrayLayout(signed(arith.ACTIVATION_BITS), LOAD_VALUES),
             "exponent": signed(arith.EXPONENT_BITS),
             "word": unsigned(bits_for(fmt.BLOCK_WEIGHTS // LOAD_VALUES)),
-            "column": bits_for(params.max_columns),
+            "column": bits_for(params.store_columns),
             "token": bits_for(params.max_batch),
+        }
+    )
+
+
+ROUTE = data.StructLayout({"token": 16, "expert": 16, "weight": 32})
+"""A token's wish for an expert, as it lies in a ``ROUTES`` message."""
+
+REQUEST = data.StructLayout({"offset": messages.OFFSET_BITS, "length": messages.LENGTH_BITS})
+"""Bytes of the model file that the engine wants next."""
+
+ROUTER_WEIGHT = data.StructLayout({"magnitude": SIGNIFICANT_BITS, "exponent": signed(7)})
+"""``magnitude * 2**exponent``; the magnitude is 0 or has its highest bit set."""
+
+SCALED = data.StructLayout({"magnitude": SIGNIFICANT_BITS, "exponent": signed(10), "negative": 1})
+"""``magnitude * 2**exponent`` with a sign; the magnitude is 0 or has its highest bit set."""
+
+
+def hidden_place(params: Params) -> data.StructLayout:
+    """Where an element of the vectors between an expert's matrices belongs; ``end`` marks the last token of its row."""
+    return data.StructLayout({"token": bits_for(params.max_batch), "row": bits_for(params.max_expert_width), "end": 1})
+
+
+MATRICES = len(Kind)
+
+
+def layer_config(params: Params) -> data.StructLayout:
+    """A layer's shapes, in rows and blocks, and where expert 0's up, gate and down matrix lie."""
+    columns = matrix_command(params)["columns"].shape
+    return data.StructLayout(
+        {
+            "tape": 1,
+            "outstanding": bits_for(messages.MAX_OUTSTANDING + 1),
+            "experts": bits_for(params.max_experts + 1),
+            "width": bits_for(params.max_width + 1),
+            "expert_width": bits_for(params.max_expert_width + 1),
+            "columns": columns,
+            "hidden_columns": columns,
+            "offsets": data.ArrayLayout(messages.OFFSET_BITS, MATRICES),
+            "lengths": data.ArrayLayout(messages.LENGTH_BITS, MATRICES),
         }
     )

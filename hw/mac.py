@@ -28,6 +28,7 @@ class Mac(wiring.Component):
     i : stream of :func:`hw.layouts.sub_block`
     o : stream of :func:`hw.layouts.block_sum`
     x_group, x_column, x_index, x : the read port of :class:`hw.activations.Activations`
+    held : Out, blocks inside
     """
 
     LATENCY = 14
@@ -41,6 +42,7 @@ class Mac(wiring.Component):
     x_column: Signal
     x_index: Signal
     x: data.View
+    held: Signal
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -54,6 +56,7 @@ class Mac(wiring.Component):
                 "x_column": Out(tag["column"].shape),
                 "x_index": Out(sub_block(params)["index"].shape),
                 "x": In(data.ArrayLayout(values, params.tokens)),
+                "held": Out(range(self.BLOCKS + 1)),
             }
         )
 
@@ -76,6 +79,7 @@ class Mac(wiring.Component):
             taken.eq(self.i.valid & self.i.ready),
             block_end.eq(taken & (self.i.p.index == SUB_BLOCKS - 1)),
             tags.i.payload.eq(tag),
+            self.held.eq(tags.level),
             self.o.valid.eq(sums.o.valid),
             self.o.p.sums.eq(sums.o.payload),
             self.o.p.tag.eq(tags.o.payload),

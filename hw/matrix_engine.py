@@ -1,13 +1,13 @@
 """The whole datapath: raw expert bytes in, exact row sums out."""
 
 from amaranth.hdl import Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hw.accumulate import Accumulate
+from hw.accumulate import Accumulate, rows_waiting
 from hw.activations import Activations
 from hw.align import Align
-from hw.decode import Decode
+from hw.decode import ACTIVITY, Decode
 from hw.formats.params import Params
 from hw.gather import Gather
 from hw.layouts import activation_word, link_beat, matrix_command, row_sum
@@ -37,6 +37,8 @@ class MatrixEngine(wiring.Component):
     i_x : stream of :func:`hw.layouts.activation_word`; not while a matrix that needs the old values is under way
     o : stream of :func:`hw.layouts.row_sum`
     error : Out, see :class:`hw.decode.Decode`; after an error the engine discards its input until reset
+    activity : Out, see :class:`hw.decode.Decode`
+    blocks_held, rows_held : Out, levels of the queues
     """
 
     MATRICES_WAITING = 4
@@ -46,6 +48,9 @@ class MatrixEngine(wiring.Component):
     i_x: stream.Interface
     o: stream.Interface
     error: Signal
+    activity: data.View
+    blocks_held: Signal
+    rows_held: Signal
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -56,6 +61,9 @@ class MatrixEngine(wiring.Component):
                 "i_x": In(stream.Signature(activation_word(params))),
                 "o": Out(stream.Signature(row_sum(params))),
                 "error": Out(2),
+                "activity": Out(ACTIVITY),
+                "blocks_held": Out(range(Mac.BLOCKS + 1)),
+                "rows_held": Out(range(rows_waiting(params) + 1)),
             }
         )
 
@@ -88,5 +96,8 @@ class MatrixEngine(wiring.Component):
             activations.e_column.eq(accumulate.e_column),
             accumulate.e.eq(activations.e),
             self.error.eq(decode.error),
+            self.activity.eq(decode.activity),
+            self.blocks_held.eq(mac.held),
+            self.rows_held.eq(accumulate.held),
         ]
         return m

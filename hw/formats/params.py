@@ -9,6 +9,7 @@ MAX_TOKENS = 16
 MAX_BATCH = 64
 MAX_WIDTH = 16384
 MAX_ROWS = 65535
+MAX_EXPERTS = 1024
 MAX_STORE_DEPTH = 16384
 """Words of a multiplier's activation memory: the deepest that one ECP5 block RAM (a bit wide then) can be."""
 
@@ -28,7 +29,12 @@ class Params:
         Token vectors held at once; a multiple of ``tokens``. Tokens beyond the lanes take further passes over the
         buffered block, never another fetch.
     max_width
-        Longest row in weights; a multiple of 256.
+        Longest token vector, in elements: columns of the up and gate matrices and rows of the down matrix; a multiple
+        of 256.
+    max_expert_width
+        Widest expert: rows of the up and gate matrices and columns of the down matrix; a multiple of 256.
+    max_experts
+        Experts of a layer.
 
     Raises
     ------
@@ -40,9 +46,11 @@ class Params:
     tokens: int = 1
     max_batch: int = 8
     max_width: int = 1024
+    max_expert_width: int = 512
+    max_experts: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("link_bytes", "tokens", "max_batch", "max_width"):
+        for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise TypeError(f"{name} must be an int, not {value!r}")
@@ -55,22 +63,37 @@ class Params:
                 f"max_batch must be a multiple of tokens ({self.tokens}) in {self.tokens}..{MAX_BATCH}, "
                 f"not {self.max_batch}"
             )
-        if not BLOCK_WEIGHTS <= self.max_width <= MAX_WIDTH or self.max_width % BLOCK_WEIGHTS:
-            raise ValueError(
-                f"max_width must be a multiple of {BLOCK_WEIGHTS} in {BLOCK_WEIGHTS}..{MAX_WIDTH}, not {self.max_width}"
-            )
+        for name in ("max_width", "max_expert_width"):
+            width = getattr(self, name)
+            if not BLOCK_WEIGHTS <= width <= MAX_WIDTH or width % BLOCK_WEIGHTS:
+                raise ValueError(
+                    f"{name} must be a multiple of {BLOCK_WEIGHTS} in {BLOCK_WEIGHTS}..{MAX_WIDTH}, not {width}"
+                )
+        if not 1 <= self.max_experts <= MAX_EXPERTS:
+            raise ValueError(f"max_experts must be in 1..{MAX_EXPERTS}, not {self.max_experts}")
 
         depth = self.store_blocks * SUB_BLOCKS
         if depth > MAX_STORE_DEPTH:
             raise ValueError(
-                f"max_batch / tokens x max_width = {self.passes} x {self.max_width} takes {depth} words of activation "
-                f"memory a multiplier, more than {MAX_STORE_DEPTH}: lower one of them or take more tokens"
+                f"max_batch / tokens x (max_width + max_expert_width) = {self.passes} x ({self.max_width} + "
+                f"{self.max_expert_width}) takes {depth} words of activation memory a multiplier, more than "
+                f"{MAX_STORE_DEPTH}: lower one of them or take more tokens"
             )
 
     @property
     def max_columns(self) -> int:
-        """Blocks in the longest row."""
+        """Blocks in the longest token vector."""
         return self.max_width // BLOCK_WEIGHTS
+
+    @property
+    def max_hidden_columns(self) -> int:
+        """Blocks in the longest vector between an expert's matrices."""
+        return self.max_expert_width // BLOCK_WEIGHTS
+
+    @property
+    def store_columns(self) -> int:
+        """Blocks that the activation memory holds for a token: its vector, then the one between the matrices."""
+        return self.max_columns + self.max_hidden_columns
 
     @property
     def passes(self) -> int:
@@ -80,4 +103,4 @@ class Params:
     @property
     def store_blocks(self) -> int:
         """Blocks that a lane's activation memory addresses: passes and columns, each rounded up to a power of two."""
-        return 1 << ((self.passes - 1).bit_length() + (self.max_columns - 1).bit_length())
+        return 1 << ((self.passes - 1).bit_length() + (self.store_columns - 1).bit_length())

@@ -1,13 +1,18 @@
-"""Block memory with its output register: one write port, one read port."""
+"""Block memory with its output register: one port to write and one to read, or constant words to read."""
 
-from amaranth.hdl import ClockSignal, Const, Instance, Module, Signal, unsigned
+from collections.abc import Sequence
+
+from amaranth.hdl import Array, ClockSignal, Const, Instance, Module, Signal, ValueLike, unsigned
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
+
+from hw.delay import delay
 
 from .platform import is_ecp5
 
 _ECP5_MODES = ((1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
 """Depth and width of a ``DP16KD`` in each of its modes."""
+MAX_DEPTH = 1 << 20
 
 
 class BlockMemory(wiring.Component):
@@ -19,7 +24,8 @@ class BlockMemory(wiring.Component):
     Parameters
     ----------
     width, depth
-        Bits of a word, and words; depth up to 16384.
+        Bits of a word, and words. Beyond 16384 words there is a bank for every 16384, and the choice between them
+        follows the output registers.
 
     Members
     -------
@@ -39,8 +45,8 @@ class BlockMemory(wiring.Component):
     def __init__(self, width: int, depth: int) -> None:
         if width < 1:
             raise ValueError(f"width must be positive, not {width}")
-        if not 2 <= depth <= _ECP5_MODES[-1][0]:
-            raise ValueError(f"depth must be in 2..{_ECP5_MODES[-1][0]}, not {depth}")
+        if not 2 <= depth <= MAX_DEPTH:
+            raise ValueError(f"depth must be in 2..{MAX_DEPTH}, not {depth}")
         self.width, self.depth = width, depth
         bits = (depth - 1).bit_length()
         super().__init__(
@@ -56,10 +62,24 @@ class BlockMemory(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         if is_ecp5(platform):
-            mode_depth, mode_width = next(mode for mode in _ECP5_MODES if mode[0] >= self.depth)
-            for low in range(0, self.width, mode_width):
-                bits = slice(low, min(low + mode_width, self.width))
-                m.submodules[f"ebr{low // mode_width}"] = self._ecp5(m, bits, mode_depth, mode_width)
+            bank_depth = _ECP5_MODES[-1][0]
+            bank_bits = (bank_depth - 1).bit_length()
+            banks = -(-self.depth // bank_depth)
+            words = [Signal(self.width, name=f"word{bank}") for bank in range(banks)]
+            mode_width = next(width for depth, width in _ECP5_MODES if depth >= min(self.depth, bank_depth))
+            for bank in range(banks):
+                for low in range(0, self.width, mode_width):
+                    bits = slice(low, min(low + mode_width, self.width))
+                    m.submodules[f"ebr{bank}_{low // mode_width}"] = write_and_read(
+                        m,
+                        mode_width,
+                        w_addr=self.w_addr[:bank_bits],
+                        w_data=self.w_data[bits],
+                        w_en=self.w_en & (self.w_addr[bank_bits:] == bank),
+                        r_addr=self.r_addr[:bank_bits],
+                        r_data=words[bank][bits],
+                    )
+            m.d.comb += self.r_data.eq(Array(words)[delay(m, self.r_addr[bank_bits:], self.LATENCY)])
             return m
         m.submodules.mem = mem = memory.Memory(shape=unsigned(self.width), depth=self.depth, init=[])
         write, read = mem.write_port(), mem.read_port()
@@ -75,40 +95,94 @@ class BlockMemory(wiring.Component):
         m.d.comb += self.r_data.eq(r_data)
         return m
 
-    def _ecp5(self, m: Module, bits: slice, mode_depth: int, mode_width: int) -> Instance:
-        w_data, r_data = Signal(18), Signal(18)
-        m.d.comb += [w_data.eq(self.w_data[bits]), self.r_data[bits].eq(r_data)]
-        # The lowest address bits select within the widest word; in the widest mode they are byte enables instead.
-        unused = 14 - (mode_depth - 1).bit_length()
-        low = Const(0b11 if mode_width == 18 else 0, 4)[:unused]
-        addresses = {}
-        for port, address in (("A", self.w_addr), ("B", self.r_addr)):
-            full = Signal(14)
-            m.d.comb += [full[:unused].eq(low), full[unused:].eq(address)]
-            addresses |= {f"i_AD{port}{bit}": full[bit] for bit in range(14)}
-        return Instance(
-            "DP16KD",
-            p_DATA_WIDTH_A=mode_width,
-            p_DATA_WIDTH_B=mode_width,
-            p_REGMODE_A="NOREG",
-            p_REGMODE_B="OUTREG",
-            p_CSDECODE_A="0b000",
-            p_CSDECODE_B="0b000",
-            p_WRITEMODE_A="NORMAL",
-            p_WRITEMODE_B="NORMAL",
-            p_GSR="DISABLED",
-            i_CLKA=ClockSignal(),
-            i_CEA=Const(1),
-            i_OCEA=Const(0),
-            i_WEA=self.w_en,
-            i_RSTA=Const(0),
-            i_CLKB=ClockSignal(),
-            i_CEB=Const(1),
-            i_OCEB=Const(1),
-            i_WEB=Const(0),
-            i_RSTB=Const(0),
-            **{f"i_CS{port}{bit}": Const(0) for port in "AB" for bit in range(3)},
-            **{f"i_DIA{bit}": w_data[bit] for bit in range(18)},
-            **{f"o_DOB{bit}": r_data[bit] for bit in range(18)},
-            **addresses,
-        )
+
+class BlockRom(wiring.Component):
+    """Constant words whose data follows its address by ``LATENCY`` cycles: one block memory.
+
+    Parameters
+    ----------
+    words
+        Up to 1024 of at most 18 bits.
+
+    Members
+    -------
+    addr : In
+    data : Out
+    """
+
+    LATENCY = 2
+    WIDTH = 18
+    DEPTH = 1024
+
+    addr: Signal
+    data: Signal
+
+    def __init__(self, words: Sequence[int]) -> None:
+        if not 2 <= len(words) <= self.DEPTH:
+            raise ValueError(f"a ROM holds 2..{self.DEPTH} words, not {len(words)}")
+        if not all(0 <= word < 1 << self.WIDTH for word in words):
+            raise ValueError(f"a ROM's words are unsigned of {self.WIDTH} bits")
+        self.words = tuple(words)
+        super().__init__({"addr": In((len(words) - 1).bit_length()), "data": Out(self.WIDTH)})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        if is_ecp5(platform):
+            # Sixteen words a parameter, 20 bits apart: as yosys maps a memory's initial contents.
+            contents = {}
+            for row in range(self.DEPTH // 16):
+                part = self.words[16 * row :][:16]
+                contents[f"p_INITVAL_{row:02X}"] = Const(sum(word << 20 * n for n, word in enumerate(part)), 320)
+            m.submodules.ebr = write_and_read(
+                m, self.WIDTH, w_addr=0, w_data=0, w_en=0, r_addr=self.addr, r_data=self.data, **contents
+            )
+            return m
+        m.submodules.mem = mem = memory.Memory(shape=unsigned(self.WIDTH), depth=len(self.words), init=self.words)
+        read = mem.read_port()
+        m.d.comb += [read.addr.eq(self.addr), read.en.eq(1)]
+        m.d.sync += self.data.eq(read.data)
+        return m
+
+
+def write_and_read(
+    m: Module, mode_width: int, *, w_addr: ValueLike, w_data: ValueLike, w_en: ValueLike, r_addr, r_data, **parameters
+) -> Instance:
+    """A ``DP16KD`` whose port A writes and whose port B reads through the output register."""
+    dia, dob = Signal(18), Signal(18)
+    m.d.comb += [dia.eq(w_data), r_data.eq(dob)]
+    # The lowest address bits select within the widest word; in the widest mode they are byte enables instead.
+    mode_depth = next(depth for depth, width in _ECP5_MODES if width == mode_width)
+    unused = 14 - (mode_depth - 1).bit_length()
+    low = Const(0b11 if mode_width == 18 else 0, 4)[:unused]
+    addresses = {}
+    for port, address in (("A", w_addr), ("B", r_addr)):
+        full = Signal(14)
+        m.d.comb += [full[:unused].eq(low), full[unused:].eq(address)]
+        addresses |= {f"i_AD{port}{bit}": full[bit] for bit in range(14)}
+    return Instance(
+        "DP16KD",
+        p_DATA_WIDTH_A=mode_width,
+        p_DATA_WIDTH_B=mode_width,
+        p_REGMODE_A="NOREG",
+        p_REGMODE_B="OUTREG",
+        p_CSDECODE_A="0b000",
+        p_CSDECODE_B="0b000",
+        p_WRITEMODE_A="NORMAL",
+        p_WRITEMODE_B="NORMAL",
+        p_GSR="DISABLED",
+        i_CLKA=ClockSignal(),
+        i_CEA=Const(1),
+        i_OCEA=Const(0),
+        i_WEA=w_en,
+        i_RSTA=Const(0),
+        i_CLKB=ClockSignal(),
+        i_CEB=Const(1),
+        i_OCEB=Const(1),
+        i_WEB=Const(0),
+        i_RSTB=Const(0),
+        **parameters,
+        **{f"i_CS{port}{bit}": Const(0) for port in "AB" for bit in range(3)},
+        **{f"i_DIA{bit}": dia[bit] for bit in range(18)},
+        **{f"o_DOB{bit}": dob[bit] for bit in range(18)},
+        **addresses,
+    )

@@ -1,0 +1,104 @@
+"""Where a layer's cycles and bytes went."""
+
+from amaranth.hdl import Array, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.decode import ACTIVITY
+from hw.formats.messages import LENGTH_BITS, Counter
+from hw.formats.params import Params
+from hw.formats.q6_k import BLOCK_BYTES
+from hw.layouts import bits_for
+
+BITS = 40
+"""Of a counter: at 200 MHz, cycles of an hour and a half."""
+LEVEL_BITS = 8
+
+
+class Counters(wiring.Component):
+    """Count from ``start`` on while ``running``; :class:`hw.formats.messages.Counter` says what.
+
+    Every cycle is one of active, back-pressured, starved and overhead; each is counted by itself.
+
+    Members
+    -------
+    start, running : In
+    activity : In, ``ACTIVITY``
+    waiting : In, a down matrix waits for its input
+    moved, idle : In, a beat of an answer came; none came though one was due
+    requested : In, a request left; length : In, its bytes
+    levels : In, of the three queues watched
+    counter : In; value : Out, ``LATENCY`` cycles later
+    """
+
+    LATENCY = 1
+
+    start: Signal
+    running: Signal
+    activity: data.View
+    waiting: Signal
+    moved: Signal
+    idle: Signal
+    requested: Signal
+    length: Signal
+    levels: data.View
+    counter: Signal
+    value: Signal
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        super().__init__(
+            {
+                "start": In(1),
+                "running": In(1),
+                "activity": In(ACTIVITY),
+                "waiting": In(1),
+                "moved": In(1),
+                "idle": In(1),
+                "requested": In(1),
+                "length": In(LENGTH_BITS),
+                "levels": In(data.ArrayLayout(LEVEL_BITS, 3)),
+                "counter": In(bits_for(len(Counter))),
+                "value": Out(64),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        activity = self.activity
+        overhead = ~(activity.active | activity.back_pressured | activity.starved)
+        events = {
+            Counter.ACTIVE: activity.active,
+            Counter.BACK_PRESSURED: activity.back_pressured,
+            Counter.STARVED: activity.starved,
+            Counter.OVERHEAD: overhead,
+            Counter.CYCLES: 1,
+            Counter.USEFUL_BYTES: Mux(activity.useful_block, BLOCK_BYTES, 0),
+            Counter.DRAINED_BYTES: Mux(activity.drained_block, BLOCK_BYTES, 0),
+            Counter.MOVED_BYTES: Mux(self.moved, self.params.link_bytes, 0),
+            Counter.REQUESTED_BYTES: Mux(self.requested, self.length, 0),
+            Counter.REQUESTS: self.requested,
+            Counter.LINK_IDLE: self.idle,
+            Counter.DRAINING: activity.draining,
+            Counter.WAITING: overhead & self.waiting,
+        }
+        registers = []
+        for counter in Counter:
+            if counter in events:
+                register = Signal(BITS, name=counter.name.lower())
+                amount = Signal(LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8, name=f"{counter.name}_amount")
+                m.d.sync += amount.eq(Mux(self.running, events[counter], 0))
+                with m.If(self.start):
+                    m.d.sync += [register.eq(0), amount.eq(0)]
+                with m.Else():
+                    m.d.sync += register.eq(register + amount)
+            else:
+                level = self.levels[counter - Counter.MATRICES_HELD]
+                register = Signal(LEVEL_BITS, name=counter.name.lower())
+                with m.If(self.start):
+                    m.d.sync += register.eq(0)
+                with m.Elif(level > register):
+                    m.d.sync += register.eq(level)
+            registers.append(register)
+        m.d.sync += self.value.eq(Array(registers)[self.counter])
+        return m

@@ -1,0 +1,223 @@
+"""The expert engine: the router's decision in, the layer's output out."""
+
+from amaranth.hdl import Module, Mux, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.combine import Combine
+from hw.counters import Counters
+from hw.decode import ERROR_COMMAND, ERROR_LENGTH
+from hw.fetch import Fetch
+from hw.formats.arithmetic import ERROR_OVERFLOW, ERROR_SCALE
+from hw.formats.messages import MAX_OUTSTANDING, Error
+from hw.formats.params import Params
+from hw.hidden import Hidden
+from hw.layouts import REQUEST, Kind, bits_for, link_beat, matrix_command
+from hw.matrix_engine import MatrixEngine
+from hw.primitives.queue import Queue
+from hw.receive import Receive
+from hw.route_table import RouteTable
+from hw.send import Cut, Send
+
+EXPERTS_WAITING = 4
+
+
+class Engine(wiring.Component):
+    """Run a layer's experts for a batch of tokens: ``y = sum of down(silu(gate(x)) * up(x) * weight)``.
+
+    Two streams of bytes carry the messages of :mod:`hw.formats.messages`: ``CONFIG``, then for each layer run
+    ``LOAD_X`` for every block of every token and ``ROUTES``, which starts it. The engine then asks on ``o_request`` for
+    the bytes that it needs; each request, in order, is answered by one ``WEIGHTS`` message. Experts pass in ascending
+    order, each once, for all tokens that want it. ``OUTPUT`` of every token and ``DONE`` end the layer.
+
+    The output does not depend on the order of routes, the mode, the number of lanes, on stalls or on what else is in
+    the batch. Golden: :func:`sim.golden.layer.run`.
+
+    Parameters
+    ----------
+    params
+        See :class:`hw.formats.params.Params`.
+
+    Members
+    -------
+    i, o : streams of :func:`hw.layouts.link_beat`
+    o_request : stream of ``REQUEST``
+    """
+
+    i: stream.Interface
+    o: stream.Interface
+    o_request: stream.Interface
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        beat = link_beat(params.link_bytes)
+        super().__init__(
+            {
+                "i": In(stream.Signature(beat)),
+                "o": Out(stream.Signature(beat)),
+                "o_request": Out(stream.Signature(REQUEST)),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        params = self.params
+        m.submodules.receive = receive = Receive(params)
+        m.submodules.cut = cut = Cut(params.link_bytes)
+        reset = Signal()
+        m.d.comb += [reset.eq(receive.reset), cut.cut.eq(reset)]
+
+        def resettable(component):
+            return ResetInserter(reset)(component)
+
+        routes, fetch, hidden = RouteTable(params), Fetch(params), Hidden(params)
+        matrices, combine, counters = MatrixEngine(params), Combine(params), Counters(params)
+        announced = Queue(matrix_command(params), MAX_OUTSTANDING)
+        experts = Queue(bits_for(params.max_experts), EXPERTS_WAITING)
+        requests = Queue(REQUEST, 2)
+        send = Send(params)
+        m.submodules.routes = resettable(routes)
+        m.submodules.fetch = resettable(fetch)
+        m.submodules.hidden = resettable(hidden)
+        m.submodules.matrices = resettable(matrices)
+        m.submodules.combine = resettable(combine)
+        m.submodules.counters = resettable(counters)
+        m.submodules.announced = resettable(announced)
+        m.submodules.experts = resettable(experts)
+        m.submodules.requests = resettable(requests)
+        m.submodules.send = resettable(send)
+        status = Module()
+        m.submodules.status = resettable(status)
+
+        wiring.connect(m, wiring.flipped(self.i), receive.i)
+        wiring.connect(m, send.o, cut.i)
+        wiring.connect(m, cut.o, wiring.flipped(self.o))
+        wiring.connect(m, receive.o_weights, matrices.i)
+        wiring.connect(m, receive.o_route, routes.i)
+        wiring.connect(m, fetch.o_request, requests.i)
+        wiring.connect(m, requests.o, wiring.flipped(self.o_request))
+        wiring.connect(m, fetch.o_matrix, announced.i)
+        wiring.connect(m, fetch.o_expert, experts.i)
+
+        # Errors and the layer's end.
+        running = Signal()
+        fatal = Signal(8)
+        layer_error = Signal(8)
+        experts_left = Signal(range(params.max_experts + 1))
+        matrices_left = Signal(range(2 * MAX_OUTSTANDING + 1))
+        layer_done = Signal()
+        row = matrices.o.p
+        row_error = Signal(2)
+        m.d.comb += row_error.eq(Mux(matrices.o.valid, row.error, 0))
+        matrix_errors = {ERROR_LENGTH: Error.LENGTH, ERROR_COMMAND: Error.COMMAND}
+        row_errors = {ERROR_OVERFLOW: Error.OVERFLOW, ERROR_SCALE: Error.SCALE}
+
+        def translated(bits, names):
+            return sum((Mux((bits & bit) != 0, error, 0) for bit, error in names.items()), start=Mux(0, 0, 0))
+
+        status.d.sync += [
+            fatal.eq(
+                fatal | receive.error | translated(matrices.error, matrix_errors) | Mux(routes.error, Error.ROUTE, 0)
+            ),
+            layer_error.eq(
+                Mux(
+                    receive.start,
+                    0,
+                    layer_error | translated(row_error, row_errors) | Mux(combine.overflow, Error.OVERFLOW, 0),
+                )
+            ),
+            running.eq((running | receive.start) & ~send.done),
+            experts_left.eq(experts_left + (fetch.o_expert.valid & fetch.o_expert.ready) - combine.finished),
+            matrices_left.eq(
+                matrices_left + (fetch.o_matrix.valid & fetch.o_matrix.ready) - matrices.activity.matrix_end
+            ),
+            layer_done.eq(
+                running
+                & ~receive.start
+                & ~fetch.start
+                & ~fetch.busy
+                & (experts_left == 0)
+                & (matrices_left == 0)
+                & ~send.done
+            ),
+        ]
+        begin = Signal()  # a cycle after all counters were cleared
+        status.d.sync += begin.eq(receive.start)
+
+        # The down matrix waits until its input is there.
+        hidden_ready = Signal()
+        command = announced.o.p
+        hold = Signal()
+        m.d.comb += [
+            hold.eq((command.kind == Kind.DOWN) & (command.mask != 0) & ~hidden_ready),
+            matrices.i_matrix.payload.eq(command),
+            matrices.i_matrix.valid.eq(announced.o.valid & ~hold),
+            announced.o.ready.eq(matrices.i_matrix.ready & ~hold),
+        ]
+        with status.If(hidden.done):
+            status.d.sync += hidden_ready.eq(1)
+        with status.Elif(announced.o.valid & announced.o.ready & (command.kind == Kind.DOWN) & (command.mask != 0)):
+            status.d.sync += hidden_ready.eq(0)
+
+        # Token vectors while no layer runs, the vectors between the matrices while one does.
+        m.d.comb += [
+            matrices.i_x.valid.eq(receive.o_x.valid | hidden.o.valid),
+            matrices.i_x.payload.eq(Mux(hidden.o.valid, hidden.o.payload, receive.o_x.payload)),
+            receive.o_x.ready.eq(1),
+            hidden.o.ready.eq(1),
+        ]
+
+        # Row sums.
+        down = row.kind == Kind.DOWN
+        m.d.comb += [
+            hidden.i.payload.eq(row),
+            hidden.i.valid.eq(matrices.o.valid & ~down),
+            combine.i.payload.eq(row),
+            combine.i.valid.eq(matrices.o.valid & down),
+            matrices.o.ready.eq(Mux(down, combine.i.ready, hidden.i.ready)),
+        ]
+
+        m.d.comb += [
+            receive.routes_held.eq(~routes.empty),
+            receive.running.eq(running),
+            receive.waiting.eq(fetch.waiting != 0),
+            receive.halted.eq(fatal != 0),
+            routes.batch.eq(receive.batch),
+            routes.experts.eq(receive.config.experts),
+            routes.mask_expert.eq(fetch.mask_expert),
+            routes.forget.eq(fetch.forget),
+            routes.weight_token.eq(hidden.weight_token),
+            routes.weight_expert.eq(experts.o.payload),
+            experts.o.ready.eq(hidden.done),
+            fetch.start.eq(begin),
+            fetch.config.eq(receive.config),
+            fetch.mask.eq(routes.mask),
+            fetch.answered.eq(receive.answered),
+            hidden.rows.eq(receive.config.expert_width),
+            hidden.weight.eq(routes.weight),
+            combine.rows.eq(receive.config.width),
+            combine.start.eq(receive.start),
+            combine.r_token.eq(send.y_token),
+            combine.r_row.eq(send.y_row),
+            send.fatal.eq(fatal),
+            send.layer_done.eq(layer_done),
+            send.layer_error.eq(layer_error),
+            send.batch.eq(receive.batch),
+            send.width.eq(receive.config.width),
+            send.y.eq(combine.r_data),
+            send.read_counters.eq(receive.read_counters),
+            send.value.eq(counters.value),
+            counters.start.eq(receive.start),
+            counters.running.eq(running),
+            counters.activity.eq(matrices.activity),
+            counters.waiting.eq(announced.o.valid & hold),
+            counters.moved.eq(receive.moved),
+            counters.idle.eq(receive.idle),
+            counters.requested.eq(fetch.o_request.valid & fetch.o_request.ready),
+            counters.length.eq(fetch.o_request.p.length),
+            counters.levels[0].eq(announced.level),
+            counters.levels[1].eq(matrices.blocks_held),
+            counters.levels[2].eq(matrices.rows_held),
+            counters.counter.eq(send.counter),
+        ]
+        return m

@@ -1,0 +1,323 @@
+"""Messages from the host: what each says goes to whom it concerns."""
+
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal, signed
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.formats import q6_k as fmt
+from hw.formats.messages import HEADER_BYTES, MAX_OUTSTANDING, Error, Message, Mode
+from hw.formats.params import Params
+from hw.gather import Gather
+from hw.layouts import LOAD_VALUES, ROUTE, activation_word, bits_for, layer_config, link_beat
+
+CONFIG_BYTES = 48
+"""Of a ``CONFIG`` message's payload: three pairs of offset and length, 8 bytes each."""
+X_WORDS = fmt.BLOCK_WEIGHTS // LOAD_VALUES
+
+HEADERS = {
+    Message.CONFIG: data.StructLayout(
+        {"kind": 8, "mode": 8, "outstanding": 16, "experts": 16, "width": 16, "expert_width": 16}
+    ),
+    Message.LOAD_X: data.StructLayout({"kind": 8, "token": 8, "column": 8, "exponent": signed(8)}),
+    Message.ROUTES: data.StructLayout({"kind": 8, "batch": 8, "count": 16}),
+}
+"""Headers of those messages that say more than their kind; :mod:`hw.formats.messages` describes them."""
+
+
+class Receive(wiring.Component):
+    """Take messages apart. Beats of ``WEIGHTS`` pass through untouched.
+
+    A message that is unknown, of a wrong length or out of order sets ``error`` for a cycle and is discarded, as is
+    every message but ``RESET`` while ``halted``. A header costs two cycles beside its beats.
+
+    Members
+    -------
+    i : stream of :func:`hw.layouts.link_beat`
+    o_weights : stream of :func:`hw.layouts.link_beat`, a run for each ``WEIGHTS`` message
+    o_x : stream of :func:`hw.layouts.activation_word`
+    o_route : stream of ``ROUTE``
+    config : Out, :func:`hw.layouts.layer_config`, checked against the parameters
+    batch : Out, tokens of the layer
+    start : Out, high for a cycle when all routes are in their table
+    routes_held : In, low while the table still works on a route
+    reset, read_counters : Out, high for a cycle
+    running : In, a layer is under way
+    waiting : In, a request is unanswered
+    answered : Out, high for a cycle with the last beat of an answer
+    moved : Out, high for a cycle with each beat of an answer; idle : Out, an answer is due but no beat comes
+    halted : In
+    error : Out, :class:`hw.formats.messages.Error` bits
+    """
+
+    i: stream.Interface
+    o_weights: stream.Interface
+    o_x: stream.Interface
+    o_route: stream.Interface
+    config: data.View
+    batch: Signal
+    start: Signal
+    routes_held: Signal
+    reset: Signal
+    read_counters: Signal
+    running: Signal
+    waiting: Signal
+    answered: Signal
+    moved: Signal
+    idle: Signal
+    halted: Signal
+    error: Signal
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        beat = link_beat(params.link_bytes)
+        super().__init__(
+            {
+                "i": In(stream.Signature(beat)),
+                "o_weights": Out(stream.Signature(beat)),
+                "o_x": Out(stream.Signature(activation_word(params))),
+                "o_route": Out(stream.Signature(ROUTE)),
+                "config": Out(layer_config(params)),
+                "batch": Out(bits_for(params.max_batch + 1)),
+                "start": Out(1),
+                "routes_held": In(1),
+                "reset": Out(1),
+                "read_counters": Out(1),
+                "running": In(1),
+                "waiting": In(1),
+                "answered": Out(1),
+                "moved": Out(1),
+                "idle": Out(1),
+                "halted": In(1),
+                "error": Out(8),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        params = self.params
+        beat = self.i.p
+        taken = self.i.valid & self.i.ready
+        gather = Gather(params.link_bytes)
+        fresh = Signal()  # a message begins: nothing of one before it is left in the gatherer
+        m.submodules.gather = ResetInserter(fresh)(gather)
+        word = gather.o.p
+
+        # Headers and configurations move through registers as they come, a beat at a time, the oldest lowest.
+        header = Signal(8 * HEADER_BYTES)
+        places = Signal(8 * CONFIG_BYTES)
+        header_beats, config_beats = HEADER_BYTES // params.link_bytes, CONFIG_BYTES // params.link_bytes
+        count = Signal(range(max(header_beats, config_beats)))
+        last = Signal()
+
+        def view(kind: Message):
+            return data.View(HEADERS[kind], header[: HEADERS[kind].size])
+
+        def shifted(register):
+            return Cat(register, beat.data)[8 * params.link_bytes :]
+
+        configured = Signal()
+        wrong = Signal()  # the message is discarded; tells why in `error`
+        said = view(Message.CONFIG)
+        tape = Signal()
+        outstanding = Signal.like(self.config.outstanding)
+        experts = Signal.like(self.config.experts)
+        width = Signal.like(self.config.width)
+        expert_width = Signal.like(self.config.expert_width)
+        m.d.comb += [
+            self.config.tape.eq(tape),
+            self.config.outstanding.eq(outstanding),
+            self.config.experts.eq(experts),
+            self.config.width.eq(width),
+            self.config.expert_width.eq(expert_width),
+            self.config.columns.eq(width >> 8),
+            self.config.hidden_columns.eq(expert_width >> 8),
+        ]
+        for n in range(len(self.config.offsets)):
+            pair = places[128 * n :][:128]
+            m.d.comb += [self.config.offsets[n].eq(pair[:64]), self.config.lengths[n].eq(pair[64:])]
+
+        # What a header says is looked at in the cycle after it came and acted upon in the next.
+        kind = header[:8]
+        x, routes = view(Message.LOAD_X), view(Message.ROUTES)
+        config_fits = Signal()
+        x_fits = Signal()
+        routes_fit = Signal()
+        blocks = (1 << 8) - 1
+        m.d.sync += [
+            config_fits.eq(
+                (said.mode <= max(Mode))
+                & (said.outstanding != 0)
+                & (said.outstanding <= MAX_OUTSTANDING)
+                & (said.experts != 0)
+                & (said.experts <= params.max_experts)
+                & (said.width != 0)
+                & (said.width <= params.max_width)
+                & ((said.width & blocks) == 0)
+                & (said.expert_width != 0)
+                & (said.expert_width <= params.max_expert_width)
+                & ((said.expert_width & blocks) == 0)
+            ),
+            x_fits.eq((x.token < params.max_batch) & (x.column < params.max_columns)),
+            routes_fit.eq((routes.batch != 0) & (routes.batch <= params.max_batch)),
+        ]
+
+        x_word = Signal(range(X_WORDS))
+        route_pair = Signal(2 * ROUTE.size)
+        routes_left = Signal(16)
+        second = Signal()
+        ended = Signal()  # the message's last word has been looked at
+        tail = Signal()  # its last beat has been taken, so that the next is another message's
+        m.d.sync += self.error.eq(0)
+        m.d.comb += [
+            self.o_weights.payload.eq(beat),
+            gather.i.payload.eq(beat),
+            self.o_x.p["values"].eq(word.data),
+            self.o_x.p.exponent.eq(x.exponent),
+            self.o_x.p.word.eq(x_word),
+            self.o_x.p.column.eq(x.column),
+            self.o_x.p.token.eq(x.token),
+            self.o_route.payload.eq(Mux(second, route_pair[ROUTE.size :], route_pair[: ROUTE.size])),
+        ]
+
+        with m.FSM():
+            with m.State("HEADER"):
+                m.d.comb += self.i.ready.eq(1)
+                with m.If(taken):
+                    m.d.sync += [header.eq(shifted(header)), last.eq(beat.last), count.eq(count + 1)]
+                    with m.If(count == header_beats - 1):
+                        m.d.sync += count.eq(0)
+                        m.next = "LOOK"
+                    with m.Elif(beat.last):
+                        m.d.sync += count.eq(0)
+                        m.d.comb += wrong.eq(1)
+            with m.State("LOOK"):
+                m.next = "ACT"
+            with m.State("ACT"):
+                m.d.comb += fresh.eq(1)
+                m.d.sync += [tail.eq(0), x_word.eq(0), routes_left.eq(routes.count), second.eq(0), ended.eq(last)]
+                m.next = "HEADER"
+                allowed = ~self.halted & ~last
+                with m.Switch(kind):
+                    with m.Case(Message.RESET):
+                        m.d.comb += [self.reset.eq(last), wrong.eq(~last)]
+                    with m.Case(Message.CONFIG):
+                        m.d.sync += configured.eq(0)
+                        with m.If(allowed & ~self.running):
+                            m.next = "CONFIG"
+                        with m.Else():
+                            m.d.comb += wrong.eq(1)
+                    with m.Case(Message.LOAD_X):
+                        with m.If(allowed & ~self.running & x_fits):
+                            m.next = "X"
+                        with m.Else():
+                            m.d.comb += wrong.eq(1)
+                    with m.Case(Message.ROUTES):
+                        m.d.sync += self.batch.eq(routes.batch)
+                        whole = last == (routes.count == 0)
+                        with m.If(~self.halted & ~self.running & configured & routes_fit & whole):
+                            m.next = "ROUTES"
+                        with m.Else():
+                            m.d.comb += wrong.eq(1)
+                    with m.Case(Message.WEIGHTS):
+                        with m.If(allowed & self.waiting):
+                            m.next = "WEIGHTS"
+                        with m.Else():
+                            m.d.comb += wrong.eq(1)
+                    with m.Case(Message.READ_COUNTERS):
+                        with m.If(last & ~self.halted & ~self.running):
+                            m.d.comb += self.read_counters.eq(1)
+                        with m.Else():
+                            m.d.comb += wrong.eq(1)
+                    with m.Default():
+                        m.d.comb += wrong.eq(1)
+                with m.If(wrong & ~last):
+                    m.next = "DISCARD"
+            with m.State("DISCARD"):
+                m.d.comb += self.i.ready.eq(1)
+                with m.If(taken & beat.last):
+                    m.next = "HEADER"
+            with m.State("CONFIG"):
+                m.d.comb += self.i.ready.eq(1)
+                with m.If(taken):
+                    m.d.sync += [places.eq(shifted(places)), count.eq(count + 1)]
+                    with m.If((count == config_beats - 1) | beat.last):
+                        m.d.sync += [
+                            count.eq(0),
+                            tape.eq(said.mode == Mode.TAPE),
+                            outstanding.eq(said.outstanding),
+                            experts.eq(said.experts),
+                            width.eq(said.width),
+                            expert_width.eq(said.expert_width),
+                        ]
+                        m.next = "HEADER"
+                        with m.If((count == config_beats - 1) & beat.last & config_fits):
+                            m.d.sync += configured.eq(1)
+                        with m.Elif((count == config_beats - 1) & beat.last):
+                            m.d.sync += self.error.eq(Error.CONFIG)
+                        with m.Else():
+                            m.d.comb += wrong.eq(1)
+                            with m.If(~beat.last):
+                                m.next = "DISCARD"
+            with m.State("X"):
+                m.d.comb += [
+                    gather.i.valid.eq(self.i.valid & ~tail),
+                    self.i.ready.eq(gather.i.ready & ~tail),
+                    self.o_x.valid.eq(gather.o.valid),
+                    gather.o.ready.eq(self.o_x.ready),
+                ]
+                with m.If(gather.o.valid & gather.o.ready):
+                    m.d.sync += x_word.eq(x_word + 1)
+                    with m.If(word.last | (x_word == X_WORDS - 1)):
+                        m.next = "HEADER"
+                        with m.If(~(word.last & (x_word == X_WORDS - 1))):
+                            m.d.comb += wrong.eq(1)
+                        with m.If(~(tail | (taken & beat.last))):
+                            m.next = "DISCARD"
+                with m.If(taken & beat.last):
+                    m.d.sync += tail.eq(1)
+            with m.State("ROUTES"):
+                m.d.comb += [
+                    gather.i.valid.eq(self.i.valid & ~ended & ~tail),
+                    self.i.ready.eq(gather.i.ready & ~ended & ~tail),
+                ]
+                with m.If(taken & beat.last):
+                    m.d.sync += tail.eq(1)
+                with m.If(ended & (routes_left == 0)):
+                    m.next = "START"
+                with m.Elif(ended | (routes_left == 0)):
+                    m.d.comb += wrong.eq(1)
+                    m.next = "HEADER"
+                    with m.If(~(ended | tail | (taken & beat.last))):
+                        m.next = "DISCARD"
+                with m.Else():
+                    m.d.comb += gather.o.ready.eq(1)
+                    with m.If(gather.o.valid):
+                        m.d.sync += [route_pair.eq(word.data), ended.eq(word.last), second.eq(0)]
+                        m.next = "ROUTE"
+            with m.State("ROUTE"):
+                m.d.comb += self.o_route.valid.eq(1)
+                with m.If(self.o_route.ready):
+                    m.d.sync += [routes_left.eq(routes_left - 1), second.eq(1)]
+                    with m.If(second | (routes_left == 1)):
+                        m.next = "ROUTES"
+            with m.State("START"):
+                with m.If(~self.routes_held):
+                    m.next = "STARTED"
+            with m.State("STARTED"):  # a wrong last route has halted the engine by now
+                m.d.comb += self.start.eq(~self.halted)
+                m.next = "HEADER"
+            with m.State("WEIGHTS"):
+                m.d.comb += [
+                    self.o_weights.valid.eq(self.i.valid),
+                    self.i.ready.eq(self.o_weights.ready),
+                    self.moved.eq(taken),
+                    self.answered.eq(taken & beat.last),
+                ]
+                with m.If(taken & beat.last):
+                    m.next = "HEADER"
+        with m.If(self.reset):
+            m.d.sync += configured.eq(0)
+        with m.If(wrong & ~self.halted):
+            m.d.sync += self.error.eq(Error.MESSAGE)
+        m.d.comb += self.idle.eq(self.waiting & self.i.ready & ~self.i.valid)
+        return m

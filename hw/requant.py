@@ -1,0 +1,186 @@
+"""Elements of ``h`` to int16 blocks."""
+
+from functools import partial
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.delay import delay
+from hw.formats import q6_k as fmt
+from hw.formats.arithmetic import ACTIVATION_BITS, ACTIVATION_MAX, EXPONENT_BITS, EXPONENT_MIN
+from hw.formats.params import Params
+from hw.formats.sigmoid import SIGNIFICANT_BITS
+from hw.layouts import LOAD_VALUES, SCALED, activation_word, bits_for
+from hw.primitives.memory import BlockMemory
+from hw.swiglu import swiglu_output
+
+EXPONENT_STEP = SIGNIFICANT_BITS - ACTIVATION_BITS + 1
+"""From the exponent of 18 significant bits to that of 15."""
+LARGEST = ACTIVATION_MAX << EXPONENT_STEP
+"""Above this magnitude, 15 bits take one exponent more."""
+MOST_RIGHT = SIGNIFICANT_BITS + 1
+"""Shifted so far, any magnitude rounds to zero."""
+
+
+class Requant(wiring.Component):
+    """Watch the elements of each 256-block go by, then read them back and round them to the block's exponent.
+
+    The exponent is the smallest with which all magnitudes stay within 32767; rounding is half to even; a block of zeros
+    has exponent -128. Golden: :func:`sim.golden.activations.quantize`. When the last token of a block's last row has
+    come, every token that was seen gets its block, lowest first, an element a cycle in which ``r_ready`` is high. By
+    the time the next block is complete that is long over: elements come eight cycles apart.
+
+    Members
+    -------
+    i : In, :func:`hw.swiglu.swiglu_output`; i_valid : In, at most every fourth cycle
+    rows : In, rows of the expert, a multiple of 256
+    r_token, r_row : Out, element to read; r_valid : Out; r_ready : In, the memory takes the address
+    r_data : In, the element, ``BlockMemory.LATENCY`` cycles later
+    o : stream of :func:`hw.layouts.activation_word`, whose taker must be always ready
+    done : Out, high for a cycle when the expert's last word is out
+    """
+
+    i: data.View
+    i_valid: Signal
+    rows: Signal
+    r_token: Signal
+    r_row: Signal
+    r_valid: Signal
+    r_ready: Signal
+    r_data: data.View
+    o: stream.Interface
+    done: Signal
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        place = swiglu_output(params)["place"].shape
+        super().__init__(
+            {
+                "i": In(swiglu_output(params)),
+                "i_valid": In(1),
+                "rows": In(bits_for(params.max_expert_width + 1)),
+                "r_token": Out(place["token"].shape),
+                "r_row": Out(place["row"].shape),
+                "r_valid": Out(1),
+                "r_ready": In(1),
+                "r_data": In(SCALED),
+                "o": Out(stream.Signature(activation_word(params))),
+                "done": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        params = self.params
+        delayed = partial(delay, m)
+        in_block = (fmt.BLOCK_WEIGHTS - 1).bit_length()
+        place = self.i.place
+
+        # The largest exponent of each token's block, for the block that comes and the one that is read back.
+        peak_shape = signed(EXPONENT_BITS)
+        m.submodules.peaks = peaks = memory.Memory(shape=peak_shape, depth=2 * params.max_batch, init=[])
+        so_far, write, peak_port = peaks.read_port(domain="comb"), peaks.write_port(), peaks.read_port(domain="comb")
+        parity = Signal()
+        seen = Signal(params.max_batch)
+
+        own = Signal(signed(len(self.i.h.exponent) + 1), reset_less=True)
+        before = Signal(peak_shape, reset_less=True)
+        was_seen = Signal(reset_less=True)
+        token = Signal.like(place.token, reset_less=True)
+        zero = Signal(reset_less=True)
+        valid_1 = delayed(self.i_valid, 1, control=True)
+        bit = Signal(params.max_batch, reset_less=True)
+        m.d.comb += so_far.addr.eq(Cat(place.token, parity))
+        m.d.sync += [
+            own.eq(self.i.h.exponent + EXPONENT_STEP + (self.i.h.magnitude > LARGEST)),
+            zero.eq(self.i.h.magnitude == 0),
+            before.eq(so_far.data),
+            was_seen.eq((seen >> place.token)[0]),
+            token.eq(place.token),
+            bit.eq(Const(1, 1) << place.token),
+        ]
+        clipped = Signal(peak_shape, reset_less=True)
+        m.d.sync += clipped.eq(Mux(zero | (own < EXPONENT_MIN), EXPONENT_MIN, own))
+        m.d.comb += [
+            write.addr.eq(Cat(delayed(token, 1), parity)),
+            write.data.eq(Mux(delayed(was_seen, 1) & (delayed(before, 1) > clipped), delayed(before, 1), clipped)),
+            write.en.eq(delayed(valid_1, 1, control=True)),
+        ]
+        with m.If(valid_1):
+            m.d.sync += seen.eq(seen | bit)
+
+        # A block is complete; two cycles later all that it left behind is in its memories.
+        row_end = place.end & place.row[:in_block].all()
+        complete = delayed(self.i_valid & row_end, 3, control=True)
+        block = delayed(place.row[in_block:], 3)
+        last_block = delayed(place.row + 1 == self.rows, 3)
+        reading = Signal()
+        final = Signal()
+        left = Signal(params.max_batch)
+        base = Signal.like(block)
+        row = Signal(in_block)
+        peak = Signal(peak_shape, reset_less=True)
+        number = Signal.like(place.token)
+        with m.If(complete):
+            m.d.sync += [left.eq(seen), seen.eq(0), parity.eq(~parity), base.eq(block), final.eq(last_block)]
+        for n in reversed(range(params.max_batch)):
+            with m.If(left[n]):
+                m.d.comb += number.eq(n)
+        m.d.comb += [
+            peak_port.addr.eq(Cat(self.r_token, ~parity)),
+            self.r_row.eq(Cat(row, base)),
+            self.r_valid.eq(reading),
+        ]
+        m.d.sync += peak.eq(peak_port.data)
+        taken = Signal()
+        token_end = Signal()
+        m.d.comb += [taken.eq(reading & self.r_ready), token_end.eq(taken & row.all())]
+        with m.If(taken):
+            m.d.sync += row.eq(row + 1)
+        with m.If(~reading & left.any()):
+            m.d.sync += [reading.eq(1), self.r_token.eq(number), left.eq(left & (left - 1))]
+        with m.Elif(token_end):
+            m.d.sync += reading.eq(0)
+
+        # Stages 1 and 2: the memory. Stage 3: how far right. Stages 4 to 6: there, with a guard bit below and whether
+        # anything else was lost. Stage 7: round. Stage 8: sign.
+        assert BlockMemory.LATENCY == 2
+        element = self.r_data
+        distance = Signal(signed(len(element.exponent) + 1))
+        m.d.comb += distance.eq(delayed(peak, 1) - element.exponent)
+        right = Signal(range(MOST_RIGHT + 1), reset_less=True)
+        m.d.sync += right.eq(Mux(distance > MOST_RIGHT, MOST_RIGHT, distance[: len(right)]))
+        kept, lost = delayed(element.magnitude << 1, 1), Const(0, 1)
+        for steps in ((16,), (8, 4), (2, 1)):
+            for step in steps:
+                chosen = right[step.bit_length() - 1]
+                kept, lost = (
+                    Mux(chosen, kept >> step, kept),
+                    lost | (chosen & kept[:step].any()),
+                )
+            kept, lost, right = delayed(kept, 1), delayed(lost, 1), delayed(right, 1)
+        rounded = Signal(ACTIVATION_BITS - 1, reset_less=True)
+        m.d.sync += rounded.eq(kept[1:] + (kept[0] & (lost | kept[1])))
+        negative = delayed(element.negative, 5)
+        value = Signal(signed(ACTIVATION_BITS), reset_less=True)
+        m.d.sync += value.eq(Mux(negative, -rounded, rounded))
+        stages = BlockMemory.LATENCY + 6
+
+        # Eight values a word.
+        values = Signal(ACTIVATION_BITS * LOAD_VALUES, reset_less=True)
+        valid = delayed(taken, stages, control=True)
+        row_8 = delayed(row, stages)
+        with m.If(valid):
+            m.d.sync += values.eq(Cat(values[ACTIVATION_BITS:], value))
+        low = (LOAD_VALUES - 1).bit_length()
+        m.d.sync += self.o.valid.eq(valid & row_8[:low].all())
+        m.d.comb += [
+            self.o.p["values"].eq(values),
+            self.o.p.exponent.eq(delayed(peak, stages)),
+            self.o.p.word.eq(delayed(row_8[low:], 1)),
+            self.o.p.column.eq(params.max_columns + delayed(base, stages + 1)),
+            self.o.p.token.eq(delayed(self.r_token, stages + 1)),
+            self.done.eq(delayed(token_end & ~left.any() & final, stages + 1, control=True)),
+        ]
+        return m

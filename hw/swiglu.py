@@ -1,0 +1,263 @@
+"""``h = silu(g) * u * p`` on one multiplier."""
+
+from amaranth.hdl import Array, Const, Module, Mux, Signal, unsigned
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.delay import delay
+from hw.formats import sigmoid as table
+from hw.formats.params import Params
+from hw.formats.sigmoid import PART_BITS, REST_BITS, SIGNIFICANT_BITS
+from hw.layouts import ROUTER_WEIGHT, SCALED, hidden_place
+from hw.normalise import ARGUMENT_BITS
+from hw.primitives.memory import BlockRom
+from hw.primitives.multiplier import Multiplier
+
+STEPS = 7
+SLOTS = 16
+
+TOP = 1 << (SIGNIFICANT_BITS - 1)
+EXPONENT = SCALED["exponent"].shape
+
+
+def _normalised(value: int) -> int:
+    """A magnitude without its highest bit, which is 1; in that place, whether it was shifted up once."""
+    return value & (TOP - 1) if value >= TOP else (value << 1 & (TOP - 1)) | TOP
+
+
+FACTORS = [*table.RECIPROCAL_SLOPE, *[0] * 255, *(magnitude for magnitude, _ in table.EXP_WHOLE)]
+OTHERS = [*table.RECIPROCAL, *[0] * 255, *(_normalised(value) for value in table.EXP_PART)]
+"""Tables side by side in two memories: what meets in a step lies in different ones."""
+EXP_TABLES = 512
+"""Where the tables of ``exp`` begin in both."""
+
+
+def swiglu_input(params: Params) -> data.StructLayout:
+    """One element: gate and up sums, the argument of ``exp``, the router's weight, and its place."""
+    return data.StructLayout(
+        {
+            "g": SCALED,
+            "argument": ARGUMENT_BITS,
+            "u": SCALED,
+            "p": ROUTER_WEIGHT,
+            "place": hidden_place(params),
+        }
+    )
+
+
+def swiglu_output(params: Params) -> data.StructLayout:
+    """One element of ``h`` and its place."""
+    return data.StructLayout({"h": SCALED, "place": hidden_place(params)})
+
+
+class Swiglu(wiring.Component):
+    """Elements of ``g``, ``u`` and ``p`` to ``h``; golden, step by step: :func:`sim.golden.swiglu.swiglu`.
+
+    Sixteen elements go round in a ring of sixteen stages with one multiplier and one rounding unit. A round is a step:
+
+    ==== ========================================= ==================================
+    step product                                   result
+    ==== ========================================= ==================================
+    0    ``EXP_WHOLE * EXP_PART``
+    1    ``* (1 - rest)``                          ``t = exp(-|g|)``
+    2    ``RECIPROCAL_SLOPE * |offset|``           ``1 / (1 + t)``, by a line
+    3    ``* t`` if ``g`` is negative, else ``1``  ``logistic(g)``
+    4    ``* |g|``
+    5    ``* |u|``
+    6    ``* p``                                   ``|h|``
+    ==== ========================================= ==================================
+
+    In an eighth round the result leaves. So an element takes ``LATENCY`` cycles once it has found a free place, and one
+    can enter every eight cycles. Elements leave in the order in which they came, as far apart as they came.
+
+    Members
+    -------
+    i : stream of :func:`swiglu_input`
+    o : Out, :func:`swiglu_output`
+    o_valid : Out, high for a cycle with each element
+    """
+
+    LATENCY = SLOTS * STEPS + 2
+
+    i: stream.Interface
+    o: data.View
+    o_valid: Signal
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        super().__init__(
+            {
+                "i": In(stream.Signature(swiglu_input(params))),
+                "o": Out(swiglu_output(params)),
+                "o_valid": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.elements = elements = memory.Memory(shape=swiglu_input(self.params), depth=SLOTS, init=[])
+        m.submodules.kept = kept = memory.Memory(
+            shape=data.StructLayout({"magnitude": SIGNIFICANT_BITS, "exponent": EXPONENT}), depth=SLOTS, init=[]
+        )
+        m.submodules.factors = factors = BlockRom(FACTORS)
+        m.submodules.others = others = BlockRom(OTHERS)
+        m.submodules.multiplier = multiplier = Multiplier(unsigned(SIGNIFICANT_BITS), unsigned(SIGNIFICANT_BITS))
+        element_read, element_write = elements.read_port(domain="comb"), elements.write_port()
+        kept_read, kept_write = kept.read_port(domain="comb"), kept.write_port()
+
+        # Stage 0: the slot's turn. What a stage works on, n cycles later, belongs to slot - n.
+        slot = Signal(range(SLOTS))
+        m.d.sync += slot.eq(slot + 1)
+        busy = Signal()
+        step = Signal(range(STEPS + 1))
+        magnitude = Signal(SIGNIFICANT_BITS, reset_less=True)  # the result of the step before
+        exponent = Signal(EXPONENT, reset_less=True)
+        m.d.comb += [element_read.addr.eq(slot), kept_read.addr.eq(slot)]
+        element = Signal(swiglu_input(self.params), reset_less=True)
+        t = Signal(kept.shape, reset_less=True)
+        m.d.sync += [
+            element.eq(element_read.data),
+            t.eq(kept_read.data),
+            self.o_valid.eq(busy & (step == STEPS)),
+        ]
+
+        # Stage 1: the second factor of most steps; and t in units of 2**-18, which gives the table's place in step 2.
+        magnitude_1, exponent_1, step_1 = delay(m, magnitude, 1), delay(m, exponent, 1), delay(m, step, 1)
+        m.d.comb += [
+            self.o.h.magnitude.eq(magnitude_1),
+            self.o.h.exponent.eq(exponent_1),
+            self.o.h.negative.eq(element.g.negative ^ element.u.negative),
+            self.o.place.eq(element.place),
+        ]
+        rest, part, whole = (
+            element.argument[:REST_BITS],
+            element.argument[REST_BITS:][:PART_BITS],
+            element.argument[REST_BITS + PART_BITS :],
+        )
+        unit = PART_BITS + REST_BITS
+        minus_rest = Signal(unit + 1)  # 1 - rest, in units of 2**-16
+        m.d.comb += minus_rest.eq((1 << unit) + (1 << (REST_BITS - 1)) - rest)
+        choices = {  # step: magnitude and exponent of the second factor
+            1: (Mux(minus_rest[unit], minus_rest << 1, minus_rest << 2), Mux(minus_rest[unit], -unit - 1, -unit - 2)),
+            3: (Mux(element.g.negative, t.magnitude, TOP), Mux(element.g.negative, t.exponent, 1 - SIGNIFICANT_BITS)),
+            4: (element.g.magnitude, element.g.exponent),
+            5: (element.u.magnitude, element.u.exponent),
+            6: (element.p.magnitude, element.p.exponent),
+        }
+        second = Signal(SIGNIFICANT_BITS, reset_less=True)
+        second_exponent = Signal(EXPONENT, reset_less=True)
+        with m.Switch(step_1):
+            for number, (value, power) in choices.items():
+                with m.Case(number):
+                    m.d.sync += [second.eq(value), second_exponent.eq(power)]
+        too_small = Signal(EXPONENT)
+        m.d.comb += too_small.eq(-SIGNIFICANT_BITS - exponent_1)
+        right = Signal(5, reset_less=True)
+        above_one = Signal(reset_less=True)
+        m.d.sync += [
+            right.eq(Mux(too_small[5:].any(), 31, too_small)),
+            above_one.eq(too_small < 0),
+        ]
+
+        # Stages 2 and 3: t shifted. Stage 4: the tables' place.
+        shifted = Signal(SIGNIFICANT_BITS, reset_less=True)
+        fixed = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
+        m.d.sync += [
+            shifted.eq(delay(m, magnitude_1, 1) >> (right & 0b11000)),
+            fixed.eq(
+                Mux(delay(m, above_one, 1), 1 << SIGNIFICANT_BITS, shifted >> delay(m, right[:3], 1)),
+            ),
+        ]
+        low_bits = SIGNIFICANT_BITS - PART_BITS
+        first_step = delay(m, step_1 == 0, 3)
+        place = Signal(10, reset_less=True)
+        place_other = Signal(10, reset_less=True)
+        low = Signal(low_bits, reset_less=True)
+        m.d.sync += [
+            place.eq(Mux(first_step, EXP_TABLES | delay(m, whole, 3), fixed[low_bits:])),
+            place_other.eq(Mux(first_step, EXP_TABLES | delay(m, part, 3), fixed[low_bits:])),
+            low.eq(fixed[:low_bits]),
+        ]
+        m.d.comb += [factors.addr.eq(place), others.addr.eq(place_other)]
+
+        # Stage 5 and 6: the tables' words come at 7, with all that goes with them.
+        whole_exponents = Array(Const(power, EXPONENT) for _, power in table.EXP_WHOLE)
+        whole_exponent = delay(m, delay(m, whole_exponents[delay(m, whole, 3)], 1), 2)
+        up = low[-1]  # the offset from the interval's middle is low - 512: positive or zero
+        distance = delay(m, Mux(up, low[:-1], (1 << (low_bits - 1)) - low[:-1]), 2)
+        below = delay(m, ~up, 2)
+        step_7 = delay(m, step_1, 6)
+        line_step_7 = step_7 == 2
+        other = others.data
+        a = Signal(SIGNIFICANT_BITS, reset_less=True)
+        b = Signal(SIGNIFICANT_BITS, reset_less=True)
+        power = Signal(EXPONENT, reset_less=True)
+        second_7, second_exponent_7 = delay(m, second, 5), delay(m, second_exponent, 5)
+        exponent_7 = delay(m, exponent_1, 6)
+        m.d.sync += [
+            a.eq(Mux((step_7 == 0) | line_step_7, factors.data, delay(m, magnitude_1, 6))),
+            b.eq(Mux(step_7 == 0, TOP | other[:-1], Mux(line_step_7, distance, second_7))),
+            power.eq(
+                Mux(
+                    step_7 == 0,
+                    whole_exponent + Mux(other[-1], -SIGNIFICANT_BITS - 1, -SIGNIFICANT_BITS),
+                    exponent_7 + second_exponent_7,
+                )
+            ),
+        ]
+        m.d.comb += [multiplier.a.eq(a), multiplier.b.eq(b)]
+
+        # Stages 8 to 10: the product, at 11. The line of step 2: down by slope * distance above the middle, up below.
+        product = multiplier.p
+        base = delay(m, other, 4)
+        below_11 = delay(m, below, 4)
+        line_step_11 = delay(m, line_step_7, 4)
+        fall = product[SIGNIFICANT_BITS:]
+        line = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
+        passed = Signal(2 * SIGNIFICANT_BITS, reset_less=True)
+        m.d.sync += [
+            line.eq(Mux(below_11, base + fall + product[:SIGNIFICANT_BITS].any(), base - fall)),
+            passed.eq(product),
+        ]
+        line_step_12 = delay(m, line_step_11, 1)
+        power_12 = delay(m, power, 4)
+
+        # Stage 12: the highest bit to the top. It is one of the three highest, as both factors had theirs on top.
+        full = Signal(2 * SIGNIFICANT_BITS)
+        m.d.comb += full.eq(Mux(line_step_12, line << (SIGNIFICANT_BITS - 1), passed))
+        top = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
+        power_13 = Signal(EXPONENT, reset_less=True)
+        places = SIGNIFICANT_BITS
+        m.d.sync += [
+            top.eq(Mux(full[-1], full[places - 1 :], Mux(full[-2], full[places - 2 :], full[places - 3 :]))),
+            power_13.eq(
+                Mux(line_step_12, 1 - 2 * places, power_12)
+                + Mux(full[-1], places, Mux(full[-2], places - 1, places - 2))
+            ),
+        ]
+        # Stage 13: round half up. Stage 14: where that made a 19th bit, one step up.
+        rounded = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
+        carry = rounded[-1]
+        result = Signal(kept.shape, reset_less=True)
+        m.d.sync += [
+            rounded.eq(top[1:] + top[0]),
+            result.magnitude.eq(rounded[:SIGNIFICANT_BITS] | (carry << (SIGNIFICANT_BITS - 1))),
+            result.exponent.eq(delay(m, power_13, 1) + carry),
+        ]
+        # Stage 15: back to the beginning; t is kept; a slot whose element has left takes another.
+        busy_15, step_15 = delay(m, busy & (step != STEPS), 15, control=True), delay(m, step, 15)
+        m.d.sync += [magnitude.eq(result.magnitude), exponent.eq(result.exponent)]
+        m.d.comb += [
+            self.i.ready.eq(~busy_15),
+            element_write.addr.eq(slot + 1),
+            element_write.data.eq(self.i.payload),
+            element_write.en.eq(self.i.valid & self.i.ready),
+            kept_write.addr.eq(slot + 1),
+            kept_write.data.eq(result),
+            kept_write.en.eq(step_15 == 1),
+        ]
+        m.d.sync += [
+            busy.eq(busy_15 | self.i.valid),
+            step.eq(Mux(busy_15, step_15 + 1, 0)),
+        ]
+        return m
