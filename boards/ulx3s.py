@@ -11,13 +11,13 @@ def byte_port_resource() -> Resource:
     signal        pins, bit 0 first            why there
     ============= ============================ ==========================================
     ``i_data``    GP18 to GP25                 one row of header J2
-    ``i_channel`` GP26, GP27                   next to it
+    ``i_last``    GP26                         next to it
     ``i_strobe``  GN18                         opposite row, first pin
     ``i_ack``     GN19
     ``o_data``    GP0 to GP7                   one row of header J1
+    ``o_channel`` GP8, GP9                     next to it
     ``o_strobe``  GN0                          opposite row, first pin
     ``o_ack``     GN1
-    ``error``     GN2, GN3
     ============= ============================ ==========================================
 
     GP/GN 11 to 17 stay free: the board shares them with the ESP32 and the analogue converter. The inputs have
@@ -32,13 +32,13 @@ def byte_port_resource() -> Resource:
         "byte_port",
         0,
         Subsignal("i_data", pins("18+ 19+ 20+ 21+ 22+ 23+ 24+ 25+", "i"), pulled),
-        Subsignal("i_channel", pins("26+ 27+", "i"), pulled),
+        Subsignal("i_last", pins("26+", "i"), pulled),
         Subsignal("i_strobe", pins("18-", "i"), pulled),
         Subsignal("i_ack", pins("19-", "o")),
         Subsignal("o_data", pins("0+ 1+ 2+ 3+ 4+ 5+ 6+ 7+", "o")),
+        Subsignal("o_channel", pins("8+ 9+", "o")),
         Subsignal("o_strobe", pins("0-", "o")),
         Subsignal("o_ack", pins("1-", "i"), pulled),
-        Subsignal("error", pins("2- 3-", "o")),
         Attrs(IO_TYPE="LVCMOS33"),
     )
 

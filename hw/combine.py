@@ -30,7 +30,7 @@ class Combine(wiring.Component):
     """
 
     LATENCY = BlockMemory.LATENCY + 1
-    ADD_LATENCY = BlockMemory.LATENCY + 4
+    ADD_LATENCY = BlockMemory.LATENCY + 5
     """Cycles from a sum to its place in the memory."""
 
     i: stream.Interface
@@ -63,27 +63,31 @@ class Combine(wiring.Component):
         row_bits, token_bits = len(self.r_row), len(self.r_token)
         m.submodules.memory = mem = BlockMemory(ACCUMULATOR_BITS, 1 << (row_bits + token_bits))
         fresh = Signal(self.params.max_batch)  # tokens that no expert has finished
-        token = self.i.p.token
+        item = Signal(row_sum(self.params), reset_less=True)
+        valid = Signal()
+        m.d.sync += [item.eq(self.i.p), valid.eq(self.i.valid)]
+        token = item.token
         row = Signal(row_bits)
         last_row = Signal()
         m.d.comb += self.i.ready.eq(1)
         before_last = Signal.like(row, reset_less=True)
         m.d.sync += before_last.eq(self.rows - 2)
-        with m.If(self.i.valid & self.i.p.end):
+        with m.If(valid & item.end):
             m.d.sync += [row.eq(Mux(last_row, 0, row + 1)), last_row.eq(~last_row & (row == before_last))]
         is_fresh = Array(fresh)[token]
         with m.If(self.start):
             m.d.sync += fresh.eq(-1)
-        with m.Elif(self.i.valid & last_row):
+        with m.Elif(valid & last_row):
             m.d.sync += Array(fresh)[token].eq(0)
 
-        # Stages 1 and 2: the sum so far. Stages 3 and 4: add in two halves. Stage 5: clamp. Stage 6: write.
-        adding = delayed(self.i.valid, 2, control=True)
+        # Stage 1: the sum that comes. Stages 2, 3: the sum so far. Stages 4, 5: add in two halves. Stage 6: clamp.
+        # Stage 7: write.
+        adding = delayed(valid, 2, control=True)
         place = Cat(row, token)
         reading = Cat(self.r_row, self.r_token)
-        m.d.comb += mem.r_addr.eq(Mux(self.i.valid, place, reading))
+        m.d.comb += mem.r_addr.eq(Mux(valid, place, reading))
         before = Mux(delayed(is_fresh, 2), 0, mem.r_data)
-        value = delayed(self.i.p.value, 2)
+        value = delayed(item.value, 2)
         half = ACCUMULATOR_BITS // 2
         low = Signal(half + 1, reset_less=True)
         m.d.sync += low.eq(before[:half] + value[:half])
@@ -100,7 +104,7 @@ class Combine(wiring.Component):
         ]
         m.d.sync += [
             self.overflow.eq(delayed(adding, 2, control=True) & outside),
-            self.finished.eq(delayed(self.i.valid & self.i.p.end & last_row, 6, control=True)),
+            self.finished.eq(delayed(valid & item.end & last_row, 6, control=True)),
             self.r_data.eq(Mux(delayed(Array(fresh)[self.r_token], 2), 0, mem.r_data)),
         ]
         return m

@@ -80,7 +80,7 @@ class Counters(wiring.Component):
             Counter.REQUESTS: self.requested,
             Counter.LINK_IDLE: self.idle,
             Counter.DRAINING: activity.draining,
-            Counter.WAITING: overhead & self.waiting,
+            Counter.WAITING: overhead & self.waiting & ~activity.draining,
         }
         registers = []
         for counter in Counter:

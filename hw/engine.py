@@ -65,7 +65,8 @@ class Engine(wiring.Component):
         m.submodules.receive = receive = Receive(params)
         m.submodules.cut = cut = Cut(params.link_bytes)
         reset = Signal()
-        m.d.comb += [reset.eq(receive.reset), cut.cut.eq(reset)]
+        m.d.sync += reset.eq(receive.reset)  # the next message cannot take effect before it does
+        m.d.comb += cut.cut.eq(reset)
 
         def resettable(component):
             return ResetInserter(reset)(component)

@@ -166,6 +166,8 @@ class Receive(wiring.Component):
         routes_left = Signal(16)
         second = Signal()
         ended = Signal()  # the message's last word has been looked at
+        filled = Signal()  # that word had as many bytes as the count of routes says
+        route_beats = ROUTE.size // 8 // params.link_bytes  # none where a beat holds two
         tail = Signal()  # its last beat has been taken, so that the next is another message's
         m.d.sync += self.error.eq(0)
         m.d.comb += [
@@ -194,7 +196,8 @@ class Receive(wiring.Component):
                 m.next = "ACT"
             with m.State("ACT"):
                 m.d.comb += fresh.eq(1)
-                m.d.sync += [tail.eq(0), x_word.eq(0), routes_left.eq(routes.count), second.eq(0), ended.eq(last)]
+                m.d.sync += [tail.eq(0), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
+                m.d.sync += [ended.eq(last), filled.eq(1)]
                 m.next = "HEADER"
                 allowed = ~self.halted & ~last
                 with m.Switch(kind):
@@ -269,7 +272,7 @@ class Receive(wiring.Component):
                     m.d.sync += x_word.eq(x_word + 1)
                     with m.If(word.last | (x_word == X_WORDS - 1)):
                         m.next = "HEADER"
-                        with m.If(~(word.last & (x_word == X_WORDS - 1))):
+                        with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
                             m.d.comb += wrong.eq(1)
                         with m.If(~(tail | (taken & beat.last))):
                             m.next = "DISCARD"
@@ -282,7 +285,7 @@ class Receive(wiring.Component):
                 ]
                 with m.If(taken & beat.last):
                     m.d.sync += tail.eq(1)
-                with m.If(ended & (routes_left == 0)):
+                with m.If(ended & (routes_left == 0) & filled):
                     m.next = "START"
                 with m.Elif(ended | (routes_left == 0)):
                     m.d.comb += wrong.eq(1)
@@ -292,7 +295,12 @@ class Receive(wiring.Component):
                 with m.Else():
                     m.d.comb += gather.o.ready.eq(1)
                     with m.If(gather.o.valid):
-                        m.d.sync += [route_pair.eq(word.data), ended.eq(word.last), second.eq(0)]
+                        m.d.sync += [
+                            route_pair.eq(word.data),
+                            ended.eq(word.last),
+                            filled.eq(word.missing == Mux(routes.count[0], route_beats, 0)),
+                            second.eq(0),
+                        ]
                         m.next = "ROUTE"
             with m.State("ROUTE"):
                 m.d.comb += self.o_route.valid.eq(1)

@@ -208,53 +208,46 @@ class Swiglu(wiring.Component):
         m.d.comb += [multiplier.a.eq(a), multiplier.b.eq(b)]
 
         # Stages 8 to 10: the product, at 11. The line of step 2: down by slope * distance above the middle, up below.
-        product = multiplier.p
-        base = delay(m, other, 4)
-        below_11 = delay(m, below, 4)
-        line_step_11 = delay(m, line_step_7, 4)
-        fall = product[SIGNIFICANT_BITS:]
+        passed = delay(m, multiplier.p, 1)
+        fall = passed[SIGNIFICANT_BITS:]
+        fall_cut = delay(m, multiplier.p[:SIGNIFICANT_BITS].any(), 1)
+        base, below_12, line_step_12 = delay(m, other, 5), delay(m, below, 5), delay(m, line_step_7, 5)
         line = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
-        passed = Signal(2 * SIGNIFICANT_BITS, reset_less=True)
-        m.d.sync += [
-            line.eq(Mux(below_11, base + fall + product[:SIGNIFICANT_BITS].any(), base - fall)),
-            passed.eq(product),
-        ]
-        line_step_12 = delay(m, line_step_11, 1)
-        power_12 = delay(m, power, 4)
+        m.d.sync += line.eq(Mux(below_12, base + fall + fall_cut, base - fall))
+        line_step_13, power_13 = delay(m, line_step_12, 1), delay(m, power, 5)
 
-        # Stage 12: the highest bit to the top. It is one of the three highest, as both factors had theirs on top.
+        # Stage 13: the highest bit to the top. It is one of the three highest, as both factors had theirs on top.
         full = Signal(2 * SIGNIFICANT_BITS)
-        m.d.comb += full.eq(Mux(line_step_12, line << (SIGNIFICANT_BITS - 1), passed))
+        m.d.comb += full.eq(Mux(line_step_13, line << (SIGNIFICANT_BITS - 1), delay(m, passed, 1)))
         top = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
-        power_13 = Signal(EXPONENT, reset_less=True)
+        power_14 = Signal(EXPONENT, reset_less=True)
         places = SIGNIFICANT_BITS
         m.d.sync += [
             top.eq(Mux(full[-1], full[places - 1 :], Mux(full[-2], full[places - 2 :], full[places - 3 :]))),
-            power_13.eq(
-                Mux(line_step_12, 1 - 2 * places, power_12)
+            power_14.eq(
+                Mux(line_step_13, 1 - 2 * places, power_13)
                 + Mux(full[-1], places, Mux(full[-2], places - 1, places - 2))
             ),
         ]
-        # Stage 13: round half up. Stage 14: where that made a 19th bit, one step up.
+        # Stage 14: round half up. Stage 15: where that made a 19th bit, one step up; and back to the beginning.
         rounded = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
         carry = rounded[-1]
-        result = Signal(kept.shape, reset_less=True)
         m.d.sync += [
             rounded.eq(top[1:] + top[0]),
-            result.magnitude.eq(rounded[:SIGNIFICANT_BITS] | (carry << (SIGNIFICANT_BITS - 1))),
-            result.exponent.eq(delay(m, power_13, 1) + carry),
+            magnitude.eq(rounded[:SIGNIFICANT_BITS] | (carry << (SIGNIFICANT_BITS - 1))),
+            exponent.eq(delay(m, power_14, 1) + carry),
         ]
-        # Stage 15: back to the beginning; t is kept; a slot whose element has left takes another.
+        # A slot whose element has left takes another; t, the result of step 1, is kept.
         busy_15, step_15 = delay(m, busy & (step != STEPS), 15, control=True), delay(m, step, 15)
-        m.d.sync += [magnitude.eq(result.magnitude), exponent.eq(result.exponent)]
         m.d.comb += [
             self.i.ready.eq(~busy_15),
             element_write.addr.eq(slot + 1),
             element_write.data.eq(self.i.payload),
             element_write.en.eq(self.i.valid & self.i.ready),
-            kept_write.addr.eq(slot + 1),
-            kept_write.data.eq(result),
-            kept_write.en.eq(step_15 == 1),
+            kept_write.addr.eq(slot),
+            kept_write.data.magnitude.eq(magnitude),
+            kept_write.data.exponent.eq(exponent),
+            kept_write.en.eq(step == 2),
         ]
         m.d.sync += [
             busy.eq(busy_15 | self.i.valid),

@@ -200,5 +200,9 @@ size_t sim_next_message(Sim *sim, uint8_t *bytes) {
     return size;
 }
 
-size_t sim_unsent(const Sim *sim) { return sim->sending.size(); }
+// Requests that came so far are never answered.
+void sim_forget_requests(Sim *sim) {
+    sim->requests_given = sim->requests.size();
+    sim->answers_due.clear();
+}
 }

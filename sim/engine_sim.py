@@ -140,7 +140,7 @@ class EngineSim:
         Told each step of a build.
     """
 
-    def __init__(self, params: Params, feed: Feed = Feed(), *, say: Say = lambda text: None) -> None:  # noqa: B008
+    def __init__(self, params: Params, feed: Feed = Feed(), *, say: Say = lambda text: None) -> None:
         self.params = params
         self._library = _load(build(params, say=say))
         self._sim = self._library.sim_new()
@@ -271,6 +271,7 @@ class EngineSim:
         self.send(messages.bare(Message.RESET))
         while self.receive()[0] != Message.HELLO:
             pass
+        self._library.sim_forget_requests(self._sim)
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -286,6 +287,7 @@ def _load(path: Path) -> ctypes.CDLL:
         "sim_cycle": (u64, [sim]),
         "sim_next_request": (ctypes.c_int, [sim, ctypes.POINTER(u64), ctypes.POINTER(u64)]),
         "sim_next_message": (size, [sim, pointer]),
+        "sim_forget_requests": (None, [sim]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -1,12 +1,17 @@
 """What a model file asks the hardware to do: token vectors, routes and matrices, taken from the file itself."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from host.model_file import ExpertTensor, ModelFile, MoeLayer
+from host.model_file import ExpertTensor, ModelFile, MoeLayer, Slice
+from hw.formats.messages import Layer, Mode
 from hw.formats.q6_k import BLOCK_BYTES, BLOCK_WEIGHTS
+from sim.golden import q6_k
+from sim.golden.layer import Route
+from sim.golden.swiglu import quantize_weight
 
 
 class Routes(NamedTuple):
@@ -43,6 +48,36 @@ def route(model: ModelFile, layer: MoeLayer, x: NDArray[np.float64]) -> Routes:
     best = np.take_along_axis(logits, experts, axis=-1)
     weights = np.exp(best - best.max(axis=-1, keepdims=True))
     return Routes(experts, weights / weights.sum(axis=-1, keepdims=True))
+
+
+def engine_routes(routes: Routes) -> list[Route]:
+    """The router's decision as the engine takes it."""
+    weights = quantize_weight(routes.weights)
+    return [
+        Route(token, int(expert), int(weight))
+        for token, (experts, row) in enumerate(zip(routes.experts, weights, strict=True))
+        for expert, weight in zip(experts, row, strict=True)
+    ]
+
+
+def engine_layer(model: ModelFile, layer: MoeLayer, mode: Mode = Mode.SELECTED, *, outstanding: int = 2) -> Layer:
+    """Where the layer's experts lie in the model file, as the engine is told."""
+    offsets = (layer.up.file_offset, layer.gate.file_offset, layer.down.file_offset)
+    return Layer(model.width, model.expert_width, layer.experts, offsets, mode, outstanding)
+
+
+def reader(model: ModelFile) -> Callable[[int, int], NDArray[np.uint8]]:
+    """Bytes of the model file by offset and length."""
+    return lambda offset, length: model.read_slice(Slice(offset, length))
+
+
+def float64_expert(model: ModelFile, layer: MoeLayer, expert: int, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``down(silu(gate(x)) * up(x))`` of the dequantised matrices in float64; ``(width,)`` to ``(width,)``."""
+    gate, up, down = (
+        q6_k.dequantize(expert_blocks(model, tensor, expert)).reshape(tensor.rows, -1)
+        for tensor in (layer.gate, layer.up, layer.down)
+    )
+    return down @ (silu(gate @ x) * (up @ x))
 
 
 def expert_blocks(model: ModelFile, tensor: ExpertTensor, expert: int) -> NDArray[np.uint8]:

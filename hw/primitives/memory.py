@@ -64,10 +64,11 @@ class BlockMemory(wiring.Component):
         if is_ecp5(platform):
             bank_depth = _ECP5_MODES[-1][0]
             bank_bits = (bank_depth - 1).bit_length()
-            banks = -(-self.depth // bank_depth)
-            words = [Signal(self.width, name=f"word{bank}") for bank in range(banks)]
             mode_width = next(width for depth, width in _ECP5_MODES if depth >= min(self.depth, bank_depth))
-            for bank in range(banks):
+            words = []
+            for bank in range(-(-self.depth // bank_depth)):
+                word = Signal(self.width, name=f"word{bank}")
+                words.append(word)
                 for low in range(0, self.width, mode_width):
                     bits = slice(low, min(low + mode_width, self.width))
                     m.submodules[f"ebr{bank}_{low // mode_width}"] = write_and_read(
@@ -75,11 +76,14 @@ class BlockMemory(wiring.Component):
                         mode_width,
                         w_addr=self.w_addr[:bank_bits],
                         w_data=self.w_data[bits],
-                        w_en=self.w_en & (self.w_addr[bank_bits:] == bank),
+                        w_en=self.w_en & (self.w_addr >> bank_bits == bank),
                         r_addr=self.r_addr[:bank_bits],
-                        r_data=words[bank][bits],
+                        r_data=word[bits],
                     )
-            m.d.comb += self.r_data.eq(Array(words)[delay(m, self.r_addr[bank_bits:], self.LATENCY)])
+            chosen = words[0]
+            if len(words) > 1:
+                chosen = Array(words)[delay(m, self.r_addr[bank_bits:], self.LATENCY)]
+            m.d.comb += self.r_data.eq(chosen)
             return m
         m.submodules.mem = mem = memory.Memory(shape=unsigned(self.width), depth=self.depth, init=[])
         write, read = mem.write_port(), mem.read_port()

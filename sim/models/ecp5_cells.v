@@ -3,8 +3,8 @@
 // Two ECP5 cells in the modes that hw/primitives uses, after the behaviour that Lattice's sysDSP and memory usage guides
 // (FPGA-TN-02205, FPGA-TN-02204) give them. Our reading of it: no vendor model was at hand to compare with; the use of
 // the memory's pins was checked against the mapping in yosys. A parameter or a pin setting outside these modes stops the
-// simulation; a pin that is not declared here does not elaborate. Timing, initial contents and read-during-write results
-// are not modelled.
+// simulation; a pin that is not declared here does not elaborate. Initial contents are modelled in the memory's mode of
+// 18 bits, as yosys maps them; timing and read-during-write results are not modelled.
 
 // 18 x 18 multiplier, each factor signed or unsigned, with input, pipeline and output registers: three cycles.
 module MULT18X18D #(
@@ -42,7 +42,7 @@ endmodule
 
 // Block memory, port A writes, port B reads through the output register: two cycles. In the modes of 1, 2, 4 and 9
 // bits the address is of the bits, counted in steps of the mode's width without the ninth bits; in the mode of 18 bits
-// the two lowest address pins of port A enable its bytes.
+// the two lowest address pins of port A enable its bytes. Each INITVAL holds sixteen words of 18 bits, 20 bits apart.
 module DP16KD #(
     parameter DATA_WIDTH_A = 18,
     parameter DATA_WIDTH_B = 18,
@@ -52,7 +52,18 @@ module DP16KD #(
     parameter CSDECODE_B = "0b000",
     parameter WRITEMODE_A = "NORMAL",
     parameter WRITEMODE_B = "NORMAL",
-    parameter GSR = "ENABLED"
+    parameter GSR = "ENABLED",
+    parameter [319:0]
+        INITVAL_00 = 0, INITVAL_01 = 0, INITVAL_02 = 0, INITVAL_03 = 0, INITVAL_04 = 0, INITVAL_05 = 0, INITVAL_06 = 0,
+        INITVAL_07 = 0, INITVAL_08 = 0, INITVAL_09 = 0, INITVAL_0A = 0, INITVAL_0B = 0, INITVAL_0C = 0, INITVAL_0D = 0,
+        INITVAL_0E = 0, INITVAL_0F = 0, INITVAL_10 = 0, INITVAL_11 = 0, INITVAL_12 = 0, INITVAL_13 = 0, INITVAL_14 = 0,
+        INITVAL_15 = 0, INITVAL_16 = 0, INITVAL_17 = 0, INITVAL_18 = 0, INITVAL_19 = 0, INITVAL_1A = 0, INITVAL_1B = 0,
+        INITVAL_1C = 0, INITVAL_1D = 0, INITVAL_1E = 0, INITVAL_1F = 0, INITVAL_20 = 0, INITVAL_21 = 0, INITVAL_22 = 0,
+        INITVAL_23 = 0, INITVAL_24 = 0, INITVAL_25 = 0, INITVAL_26 = 0, INITVAL_27 = 0, INITVAL_28 = 0, INITVAL_29 = 0,
+        INITVAL_2A = 0, INITVAL_2B = 0, INITVAL_2C = 0, INITVAL_2D = 0, INITVAL_2E = 0, INITVAL_2F = 0, INITVAL_30 = 0,
+        INITVAL_31 = 0, INITVAL_32 = 0, INITVAL_33 = 0, INITVAL_34 = 0, INITVAL_35 = 0, INITVAL_36 = 0, INITVAL_37 = 0,
+        INITVAL_38 = 0, INITVAL_39 = 0, INITVAL_3A = 0, INITVAL_3B = 0, INITVAL_3C = 0, INITVAL_3D = 0, INITVAL_3E = 0,
+        INITVAL_3F = 0
 ) (
     input CLKA, CEA, OCEA, WEA, RSTA, CLKB, CEB, OCEB, WEB, RSTB,
     input CSA0, CSA1, CSA2, CSB0, CSB1, CSB2,
@@ -82,7 +93,23 @@ module DP16KD #(
                        DIA3, DIA2, DIA1, DIA0};
     reg [17:0] words [0:(1 << (14 - LOW)) - 1];
     reg [17:0] read, dob;
-    integer bit_;
+    integer bit_, word;
+    localparam [64 * 320 - 1:0] CONTENTS = {
+        INITVAL_3F, INITVAL_3E, INITVAL_3D, INITVAL_3C, INITVAL_3B, INITVAL_3A, INITVAL_39, INITVAL_38, INITVAL_37,
+        INITVAL_36, INITVAL_35, INITVAL_34, INITVAL_33, INITVAL_32, INITVAL_31, INITVAL_30, INITVAL_2F, INITVAL_2E,
+        INITVAL_2D, INITVAL_2C, INITVAL_2B, INITVAL_2A, INITVAL_29, INITVAL_28, INITVAL_27, INITVAL_26, INITVAL_25,
+        INITVAL_24, INITVAL_23, INITVAL_22, INITVAL_21, INITVAL_20, INITVAL_1F, INITVAL_1E, INITVAL_1D, INITVAL_1C,
+        INITVAL_1B, INITVAL_1A, INITVAL_19, INITVAL_18, INITVAL_17, INITVAL_16, INITVAL_15, INITVAL_14, INITVAL_13,
+        INITVAL_12, INITVAL_11, INITVAL_10, INITVAL_0F, INITVAL_0E, INITVAL_0D, INITVAL_0C, INITVAL_0B, INITVAL_0A,
+        INITVAL_09, INITVAL_08, INITVAL_07, INITVAL_06, INITVAL_05, INITVAL_04, INITVAL_03, INITVAL_02, INITVAL_01,
+        INITVAL_00
+    };
+    initial
+        if (LOW == 4)
+            for (word = 0; word < 1024; word = word + 1)
+                words[word] = CONTENTS[320 * (word / 16) + 20 * (word % 16) +: 18];
+        else if (CONTENTS != 0)
+            $fatal(1, "DP16KD: contents are modelled with words of 18 bits only");
     always @(posedge CLKA) begin
         if (!CEA || CSA0 || CSA1 || CSA2 || RSTA)
             $fatal(1, "DP16KD: enable, select and reset of port A are modelled at rest only");
