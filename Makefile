@@ -12,11 +12,11 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim test test-train lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep replay test test-train lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) PYTHON=$(PYTHON)"
+	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) RECORD= PYTHON=$(PYTHON)"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"emufpga needs Python 3.11 or later, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
@@ -36,6 +36,8 @@ $(VENV)/.synth: pyproject.toml | $(PY)
 	$(call install,sim$(comma)synth)
 $(VENV)/.test: pyproject.toml | $(PY)
 	$(call install,sim$(comma)synth$(comma)test)
+$(VENV)/.plot: pyproject.toml | $(PY)
+	$(call install,sim$(comma)plot)
 $(VENV)/.train: pyproject.toml | $(PY)
 	$(call install,train)
 $(VENV)/.test-train: pyproject.toml $(VENV)/.test
@@ -44,6 +46,15 @@ comma := ,
 
 sim: $(VENV)/.sim ## stream a real model's experts through the Verilated hardware, bit for bit
 	@$(PY) -m sim.run --model $(MODEL) --board $(BOARD) $(if $(LAYERS),--layers $(LAYERS))
+
+sim-token: $(VENV)/.sim ## one token through 24 Granite-size layers in the Verilated hardware, bit for bit (minutes)
+	@$(PY) -m sim.whole_token --board $(BOARD) $(if $(RECORD),--record)
+
+sweep: $(VENV)/.plot ## what slow links and late stores cost, and what asking ahead saves: a table and a plot (minutes)
+	@$(PY) -m sim.sweep $(if $(RECORD),--record)
+
+replay: $(VENV)/.sim ## replay a real model's routes (ROUTES=FILE.csv) and count the experts that batches fetch
+	@$(PY) -m sim.replay $(or $(ROUTES),$(error give ROUTES=FILE.csv, a route_trace v1 file)) $(if $(RECORD),--record)
 
 test: $(VENV)/.test ## run all tests
 	@$(PY) -m pytest -n auto

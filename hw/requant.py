@@ -79,7 +79,7 @@ class Requant(wiring.Component):
 
         # The largest exponent of each token's block, for the block that comes and the one that is read back.
         peak_shape = signed(EXPONENT_BITS)
-        m.submodules.peaks = peaks = memory.Memory(shape=peak_shape, depth=2 * params.max_batch, init=[])
+        m.submodules.peaks = peaks = memory.Memory(shape=peak_shape, depth=2 << len(place.token), init=[])
         so_far, write, peak_port = peaks.read_port(domain="comb"), peaks.write_port(), peaks.read_port(domain="comb")
         parity = Signal()
         seen = Signal(params.max_batch)

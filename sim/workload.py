@@ -35,10 +35,19 @@ def token_vectors(model: ModelFile, layer: MoeLayer, text: bytes) -> NDArray[np.
     These are real rows of the model with the layer's own norm, not the hidden states that attention would make of
     them. ``(len(text), width)``.
     """
-    rows = model.tensor("token_embd.weight")[list(text)].astype(np.float64)
+    return normalise(model, layer, embeddings(model, text))
+
+
+def embeddings(model: ModelFile, text: bytes) -> NDArray[np.float64]:
+    """The file's embedding of each byte of ``text``, ``(len(text), width)``."""
+    return model.tensor("token_embd.weight")[list(text)].astype(np.float64)
+
+
+def normalise(model: ModelFile, layer: MoeLayer, hidden: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The layer's own RMS norm of hidden states ``(tokens, width)``."""
     gain = model.tensor(f"blk.{layer.index}.ffn_norm.weight")
     epsilon = float(model.metadata.get(f"{model.architecture}.attention.layer_norm_rms_epsilon", 1e-6))
-    return rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + epsilon) * gain
+    return hidden / np.sqrt(np.mean(hidden**2, axis=-1, keepdims=True) + epsilon) * gain
 
 
 def route(model: ModelFile, layer: MoeLayer, x: NDArray[np.float64]) -> Routes:
