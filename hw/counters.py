@@ -5,6 +5,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.decode import ACTIVITY
+from hw.delay import delay
 from hw.formats.messages import LENGTH_BITS, Counter
 from hw.formats.params import Params
 from hw.formats.q6_k import BLOCK_BYTES
@@ -31,7 +32,7 @@ class Counters(wiring.Component):
     counter : In; value : Out, ``LATENCY`` cycles later
     """
 
-    LATENCY = 1
+    LATENCY = 2
 
     start: Signal
     running: Signal
@@ -65,7 +66,12 @@ class Counters(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        activity = self.activity
+        # Everything is looked at a cycle late, in step, so that nothing that is counted waits for its counter.
+        activity, levels = delay(m, self.activity, 1), delay(m, self.levels, 1)
+        waiting, moved, idle, requested, length = (
+            delay(m, value, 1) for value in (self.waiting, self.moved, self.idle, self.requested, self.length)
+        )
+        running = delay(m, self.running, 1, control=True)
         overhead = ~(activity.active | activity.back_pressured | activity.starved)
         events = {
             Counter.ACTIVE: activity.active,
@@ -75,30 +81,33 @@ class Counters(wiring.Component):
             Counter.CYCLES: 1,
             Counter.USEFUL_BYTES: Mux(activity.useful_block, BLOCK_BYTES, 0),
             Counter.DRAINED_BYTES: Mux(activity.drained_block, BLOCK_BYTES, 0),
-            Counter.MOVED_BYTES: Mux(self.moved, self.params.link_bytes, 0),
-            Counter.REQUESTED_BYTES: Mux(self.requested, self.length, 0),
-            Counter.REQUESTS: self.requested,
-            Counter.LINK_IDLE: self.idle,
+            Counter.MOVED_BYTES: Mux(moved, self.params.link_bytes, 0),
+            Counter.REQUESTED_BYTES: Mux(requested, length, 0),
+            Counter.REQUESTS: requested,
+            Counter.LINK_IDLE: idle,
             Counter.DRAINING: activity.draining,
-            Counter.WAITING: overhead & self.waiting & ~activity.draining,
+            Counter.WAITING: overhead & waiting & ~activity.draining,
         }
         registers = []
         for counter in Counter:
             if counter in events:
                 register = Signal(BITS, name=counter.name.lower())
                 amount = Signal(LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8, name=f"{counter.name}_amount")
-                m.d.sync += amount.eq(Mux(self.running, events[counter], 0))
+                m.d.sync += amount.eq(Mux(running, events[counter], 0))
                 with m.If(self.start):
                     m.d.sync += [register.eq(0), amount.eq(0)]
                 with m.Else():
                     m.d.sync += register.eq(register + amount)
             else:
-                level = self.levels[counter - Counter.MATRICES_HELD]
+                level = levels[counter - Counter.MATRICES_HELD]
                 register = Signal(LEVEL_BITS, name=counter.name.lower())
                 with m.If(self.start):
                     m.d.sync += register.eq(0)
                 with m.Elif(level > register):
                     m.d.sync += register.eq(level)
             registers.append(register)
-        m.d.sync += self.value.eq(Array(registers)[self.counter])
+        # A choice of 16 in two steps of 4.
+        low, high = self.counter[:2], delay(m, self.counter[2:], 1)
+        quarters = [delay(m, Array(registers[n : n + 4])[low], 1) for n in range(0, len(registers), 4)]
+        m.d.sync += self.value.eq(Array(quarters)[high])
         return m

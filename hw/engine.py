@@ -12,7 +12,7 @@ from hw.formats.arithmetic import ERROR_OVERFLOW, ERROR_SCALE
 from hw.formats.messages import MAX_OUTSTANDING, Error
 from hw.formats.params import Params
 from hw.hidden import Hidden
-from hw.layouts import REQUEST, Kind, bits_for, link_beat, matrix_command
+from hw.layouts import REQUEST, Kind, bits_for, link_beat, matrix_command, row_sum
 from hw.matrix_engine import MatrixEngine
 from hw.primitives.queue import Queue
 from hw.receive import Receive
@@ -76,6 +76,7 @@ class Engine(wiring.Component):
         announced = Queue(matrix_command(params), MAX_OUTSTANDING)
         experts = Queue(bits_for(params.max_experts), EXPERTS_WAITING)
         requests = Queue(REQUEST, 2)
+        weights = Queue(link_beat(params.link_bytes), 2)  # so that the link does not wait for the decoder in one cycle
         send = Send(params)
         m.submodules.routes = resettable(routes)
         m.submodules.fetch = resettable(fetch)
@@ -86,6 +87,7 @@ class Engine(wiring.Component):
         m.submodules.announced = resettable(announced)
         m.submodules.experts = resettable(experts)
         m.submodules.requests = resettable(requests)
+        m.submodules.weights = resettable(weights)
         m.submodules.send = resettable(send)
         status = Module()
         m.submodules.status = resettable(status)
@@ -93,7 +95,8 @@ class Engine(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), receive.i)
         wiring.connect(m, send.o, cut.i)
         wiring.connect(m, cut.o, wiring.flipped(self.o))
-        wiring.connect(m, receive.o_weights, matrices.i)
+        wiring.connect(m, receive.o_weights, weights.i)
+        wiring.connect(m, weights.o, matrices.i)
         wiring.connect(m, receive.o_route, routes.i)
         wiring.connect(m, fetch.o_request, requests.i)
         wiring.connect(m, requests.o, wiring.flipped(self.o_request))
@@ -107,9 +110,16 @@ class Engine(wiring.Component):
         experts_left = Signal(range(params.max_experts + 1))
         matrices_left = Signal(range(2 * MAX_OUTSTANDING + 1))
         layer_done = Signal()
-        row = matrices.o.p
+        # Events in registers: that they count a cycle late matters to none of the sums below.
         row_error = Signal(2)
-        m.d.comb += row_error.eq(Mux(matrices.o.valid, row.error, 0))
+        expert_named, expert_finished, matrix_named, answered = Signal(), Signal(), Signal(), Signal()
+        status.d.sync += [
+            row_error.eq(Mux(matrices.o.valid, matrices.o.p.error, 0)),
+            expert_named.eq(fetch.o_expert.valid & fetch.o_expert.ready),
+            expert_finished.eq(combine.finished),
+            matrix_named.eq(fetch.o_matrix.valid & fetch.o_matrix.ready),
+            answered.eq(receive.answered),
+        ]
         matrix_errors = {ERROR_LENGTH: Error.LENGTH, ERROR_COMMAND: Error.COMMAND}
         row_errors = {ERROR_OVERFLOW: Error.OVERFLOW, ERROR_SCALE: Error.SCALE}
 
@@ -128,10 +138,8 @@ class Engine(wiring.Component):
                 )
             ),
             running.eq((running | receive.start) & ~send.done),
-            experts_left.eq(experts_left + (fetch.o_expert.valid & fetch.o_expert.ready) - combine.finished),
-            matrices_left.eq(
-                matrices_left + (fetch.o_matrix.valid & fetch.o_matrix.ready) - matrices.activity.matrix_end
-            ),
+            experts_left.eq(experts_left + expert_named - expert_finished),
+            matrices_left.eq(matrices_left + matrix_named - matrices.activity.matrix_end),
             layer_done.eq(
                 running
                 & ~receive.start
@@ -145,19 +153,26 @@ class Engine(wiring.Component):
         begin = Signal()  # a cycle after all counters were cleared
         status.d.sync += begin.eq(receive.start)
 
-        # The down matrix waits until its input is there.
+        # The next command, in a register; a down matrix waits there until its input is in the activation memory.
         hidden_ready = Signal()
-        command = announced.o.p
-        hold = Signal()
+        command = Signal(matrix_command(params))
+        command_valid = Signal()
+        waits = Signal()  # the command is such a down matrix
+        leaves = Signal()
+        needs_hidden = (announced.o.p.kind == Kind.DOWN) & (announced.o.p.mask != 0)
         m.d.comb += [
-            hold.eq((command.kind == Kind.DOWN) & (command.mask != 0) & ~hidden_ready),
             matrices.i_matrix.payload.eq(command),
-            matrices.i_matrix.valid.eq(announced.o.valid & ~hold),
-            announced.o.ready.eq(matrices.i_matrix.ready & ~hold),
+            matrices.i_matrix.valid.eq(command_valid & (~waits | hidden_ready)),
+            leaves.eq(matrices.i_matrix.valid & matrices.i_matrix.ready),
+            announced.o.ready.eq(~command_valid),
         ]
+        with status.If(~command_valid):
+            status.d.sync += [command_valid.eq(announced.o.valid), command.eq(announced.o.p), waits.eq(needs_hidden)]
+        with status.Elif(leaves):
+            status.d.sync += command_valid.eq(0)
         with status.If(hidden.done):
             status.d.sync += hidden_ready.eq(1)
-        with status.Elif(announced.o.valid & announced.o.ready & (command.kind == Kind.DOWN) & (command.mask != 0)):
+        with status.Elif(leaves & waits):
             status.d.sync += hidden_ready.eq(0)
 
         # Token vectors while no layer runs, the vectors between the matrices while one does.
@@ -168,15 +183,25 @@ class Engine(wiring.Component):
             hidden.o.ready.eq(1),
         ]
 
-        # Row sums.
-        down = row.kind == Kind.DOWN
+        # Row sums, through a register on their way to one of two.
+        row = Signal(row_sum(params), reset_less=True)
+        row_valid = Signal()
+        row_taken = Signal()
+        down = Signal(reset_less=True)
         m.d.comb += [
+            row_taken.eq(Mux(down, combine.i.ready, hidden.i.ready)),
+            matrices.o.ready.eq(~row_valid | row_taken),
             hidden.i.payload.eq(row),
-            hidden.i.valid.eq(matrices.o.valid & ~down),
+            hidden.i.valid.eq(row_valid & ~down),
             combine.i.payload.eq(row),
-            combine.i.valid.eq(matrices.o.valid & down),
-            matrices.o.ready.eq(Mux(down, combine.i.ready, hidden.i.ready)),
+            combine.i.valid.eq(row_valid & down),
         ]
+        with status.If(matrices.o.ready):
+            status.d.sync += [
+                row_valid.eq(matrices.o.valid),
+                row.eq(matrices.o.p),
+                down.eq(matrices.o.p.kind == Kind.DOWN),
+            ]
 
         m.d.comb += [
             receive.routes_held.eq(~routes.empty),
@@ -193,7 +218,7 @@ class Engine(wiring.Component):
             fetch.start.eq(begin),
             fetch.config.eq(receive.config),
             fetch.mask.eq(routes.mask),
-            fetch.answered.eq(receive.answered),
+            fetch.answered.eq(answered),
             hidden.rows.eq(receive.config.expert_width),
             hidden.weight.eq(routes.weight),
             combine.rows.eq(receive.config.width),
@@ -211,7 +236,7 @@ class Engine(wiring.Component):
             counters.start.eq(receive.start),
             counters.running.eq(running),
             counters.activity.eq(matrices.activity),
-            counters.waiting.eq(announced.o.valid & hold),
+            counters.waiting.eq(command_valid & waits & ~hidden_ready),
             counters.moved.eq(receive.moved),
             counters.idle.eq(receive.idle),
             counters.requested.eq(fetch.o_request.valid & fetch.o_request.ready),

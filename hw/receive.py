@@ -96,11 +96,13 @@ class Receive(wiring.Component):
         m = Module()
         params = self.params
         beat = self.i.p
-        taken = self.i.valid & self.i.ready
         gather = Gather(params.link_bytes)
         fresh = Signal()  # a message begins: nothing of one before it is left in the gatherer
         m.submodules.gather = ResetInserter(fresh)(gather)
         word = gather.o.p
+        # Whether a beat is taken, without asking what other states would say.
+        gathered = gather.i.valid & gather.i.ready
+        passed = self.i.valid & self.o_weights.ready
 
         # Headers and configurations move through registers as they come, a beat at a time, the oldest lowest.
         header = Signal(8 * HEADER_BYTES)
@@ -139,24 +141,28 @@ class Receive(wiring.Component):
         # What a header says is looked at in the cycle after it came and acted upon in the next.
         kind = header[:8]
         x, routes = view(Message.LOAD_X), view(Message.ROUTES)
+        config_checks = Signal(11)
         config_fits = Signal()
         x_fits = Signal()
         routes_fit = Signal()
         blocks = (1 << 8) - 1
         m.d.sync += [
-            config_fits.eq(
-                (said.mode <= max(Mode))
-                & (said.outstanding != 0)
-                & (said.outstanding <= MAX_OUTSTANDING)
-                & (said.experts != 0)
-                & (said.experts <= params.max_experts)
-                & (said.width != 0)
-                & (said.width <= params.max_width)
-                & ((said.width & blocks) == 0)
-                & (said.expert_width != 0)
-                & (said.expert_width <= params.max_expert_width)
-                & ((said.expert_width & blocks) == 0)
+            config_checks.eq(
+                Cat(
+                    said.mode <= max(Mode),
+                    said.outstanding != 0,
+                    said.outstanding <= MAX_OUTSTANDING,
+                    said.experts != 0,
+                    said.experts <= params.max_experts,
+                    said.width != 0,
+                    said.width <= params.max_width,
+                    (said.width & blocks) == 0,
+                    said.expert_width != 0,
+                    said.expert_width <= params.max_expert_width,
+                    (said.expert_width & blocks) == 0,
+                )
             ),
+            config_fits.eq(config_checks.all()),
             x_fits.eq((x.token < params.max_batch) & (x.column < params.max_columns)),
             routes_fit.eq((routes.batch != 0) & (routes.batch <= params.max_batch)),
         ]
@@ -184,7 +190,7 @@ class Receive(wiring.Component):
         with m.FSM():
             with m.State("HEADER"):
                 m.d.comb += self.i.ready.eq(1)
-                with m.If(taken):
+                with m.If(self.i.valid):
                     m.d.sync += [header.eq(shifted(header)), last.eq(beat.last), count.eq(count + 1)]
                     with m.If(count == header_beats - 1):
                         m.d.sync += count.eq(0)
@@ -237,11 +243,11 @@ class Receive(wiring.Component):
                     m.next = "DISCARD"
             with m.State("DISCARD"):
                 m.d.comb += self.i.ready.eq(1)
-                with m.If(taken & beat.last):
+                with m.If(self.i.valid & beat.last):
                     m.next = "HEADER"
             with m.State("CONFIG"):
                 m.d.comb += self.i.ready.eq(1)
-                with m.If(taken):
+                with m.If(self.i.valid):
                     m.d.sync += [places.eq(shifted(places)), count.eq(count + 1)]
                     with m.If((count == config_beats - 1) | beat.last):
                         m.d.sync += [
@@ -274,23 +280,23 @@ class Receive(wiring.Component):
                         m.next = "HEADER"
                         with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
                             m.d.comb += wrong.eq(1)
-                        with m.If(~(tail | (taken & beat.last))):
+                        with m.If(~(tail | (gathered & beat.last))):
                             m.next = "DISCARD"
-                with m.If(taken & beat.last):
+                with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
             with m.State("ROUTES"):
                 m.d.comb += [
                     gather.i.valid.eq(self.i.valid & ~ended & ~tail),
                     self.i.ready.eq(gather.i.ready & ~ended & ~tail),
                 ]
-                with m.If(taken & beat.last):
+                with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
                 with m.If(ended & (routes_left == 0) & filled):
                     m.next = "START"
                 with m.Elif(ended | (routes_left == 0)):
                     m.d.comb += wrong.eq(1)
                     m.next = "HEADER"
-                    with m.If(~(ended | tail | (taken & beat.last))):
+                    with m.If(~(ended | tail | (gathered & beat.last))):
                         m.next = "DISCARD"
                 with m.Else():
                     m.d.comb += gather.o.ready.eq(1)
@@ -318,10 +324,10 @@ class Receive(wiring.Component):
                 m.d.comb += [
                     self.o_weights.valid.eq(self.i.valid),
                     self.i.ready.eq(self.o_weights.ready),
-                    self.moved.eq(taken),
-                    self.answered.eq(taken & beat.last),
+                    self.moved.eq(passed),
+                    self.answered.eq(passed & beat.last),
                 ]
-                with m.If(taken & beat.last):
+                with m.If(passed & beat.last):
                     m.next = "HEADER"
         with m.If(self.reset):
             m.d.sync += configured.eq(0)

@@ -1,10 +1,11 @@
 """Messages to the host."""
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.combine import Combine
+from hw.delay import delay
 from hw.formats.arithmetic import ACCUMULATOR_BITS
 from hw.formats.messages import VERSION, Counter, Message
 from hw.formats.params import Params
@@ -27,7 +28,7 @@ class Send(wiring.Component):
     batch, width : In, how many outputs
     y_token, y_row : Out; y : In, ``Combine.LATENCY`` cycles later
     read_counters : In, high for a cycle
-    counter : Out; value : In, the counter, a cycle later
+    counter : Out; value : In, the counter, ``Counters.LATENCY`` cycles later
     """
 
     o: stream.Interface
@@ -68,12 +69,15 @@ class Send(wiring.Component):
         m = Module()
         params = self.params
 
-        # A word waits here while it leaves, a beat at a time.
+        # A word waits here while it leaves, a beat at a time. It is always made of the same two halves.
         beats = WORD_BYTES // params.link_bytes
+        low, high = Signal(ACCUMULATOR_BITS), Signal(ACCUMULATOR_BITS)
+        final = Signal()  # the word ends its message
         word = Signal(8 * WORD_BYTES)
         word_last = Signal()
         left = Signal(range(beats + 1))
         free = Signal()
+        put = Signal()
         m.d.comb += [
             free.eq((left == 0) | ((left == 1) & self.o.ready)),
             self.o.valid.eq(left != 0),
@@ -81,14 +85,11 @@ class Send(wiring.Component):
             self.o.p.last.eq(word_last & (left == 1)),
         ]
         with m.If(self.o.valid & self.o.ready):
-            m.d.sync += [left.eq(left - 1), word.eq(word >> 8 * params.link_bytes)]
-
-        def put(value, last) -> None:
-            """Hand a word over; only where ``free`` is high."""
-            m.d.sync += [word.eq(value), word_last.eq(last), left.eq(beats)]
-
-        def header(kind: Message, *fields) -> Cat:
-            return Cat(Const(kind, 8), *fields)
+            m.d.sync += left.eq(left - 1)
+            if beats > 1:
+                m.d.sync += word.eq(word >> 8 * params.link_bytes)
+        with m.If(put & free):
+            m.d.sync += [word.eq(Cat(low, high)), word_last.eq(final), left.eq(beats)]
 
         # The outputs are read ahead, as many as there are places for.
         m.submodules.values = values = Queue(ACCUMULATOR_BITS, 8)
@@ -101,86 +102,117 @@ class Send(wiring.Component):
             read.eq(reading & (places != 0)),
             self.y_row.eq(row),
             values.i.payload.eq(self.y),
+            values.i.valid.eq(delay(m, read, Combine.LATENCY, control=True)),
         ]
-        arrived = read
-        for stage in range(Combine.LATENCY):
-            following = Signal(name=f"read_{stage}")
-            m.d.sync += following.eq(arrived)
-            arrived = following
-        popped = values.o.valid & values.o.ready
+        popped = Signal()  # a cycle late, so that places need not wait for the link
         before_last = Signal.like(row)
-        m.d.comb += values.i.valid.eq(arrived)
-        m.d.sync += [places.eq(places - read + popped), before_last.eq(self.width - 2)]
+        m.d.sync += [
+            popped.eq(values.o.valid & values.o.ready),
+            places.eq(places - read + popped),
+            before_last.eq(self.width - 2),
+        ]
         with m.If(read):
             m.d.sync += [row.eq(row + 1), last_row.eq(row == before_last)]
             with m.If(last_row):
                 m.d.sync += [reading.eq(0), row.eq(0), last_row.eq(0)]
 
+        kind = Signal(Message)
         greeted = Signal()
         told = Signal()
+        failed = Signal()  # the layer's error has been sent instead of its outputs
         counters_wanted = Signal()
-        low = Signal(ACCUMULATOR_BITS)
+        last_token = Signal()
         words_left = Signal(range(max(params.max_width, len(Counter)) // VALUES + 1))
-        final = Signal()
+        fields = {
+            Message.HELLO: [
+                *(Const(n, 8) for n in (VERSION, params.link_bytes, params.tokens, params.max_batch)),
+                *(Const(n, 8) for n in (params.max_columns, params.max_hidden_columns)),
+                Const(params.max_experts, 16),
+            ],
+            Message.ERROR: [Mux(failed, self.layer_error, self.fatal)],
+            Message.OUTPUT: [self.y_token | Const(0, 8), self.width],
+            Message.DONE: [],
+            Message.COUNTERS: [Const(len(Counter), 8)],
+        }
+        m.d.sync += last_token.eq(self.y_token + 1 == self.batch)
         with m.FSM():
             with m.State("IDLE"):
-                m.d.sync += self.y_token.eq(0)
+                m.d.sync += [self.y_token.eq(0), failed.eq(0)]
+                with m.If(~greeted):
+                    m.d.sync += [kind.eq(Message.HELLO), greeted.eq(1)]
+                    m.next = "HEADER"
+                with m.Elif((self.fatal != 0) & ~told):
+                    m.d.sync += kind.eq(Message.ERROR)
+                    m.next = "HEADER"
+                with m.Elif(self.layer_done):
+                    m.d.sync += kind.eq(Mux(self.layer_error != 0, Message.ERROR, Message.OUTPUT))
+                    m.d.sync += failed.eq(self.layer_error != 0)
+                    m.next = "HEADER"
+                with m.Elif(counters_wanted):
+                    m.d.sync += [kind.eq(Message.COUNTERS), counters_wanted.eq(0), self.counter.eq(0)]
+                    m.next = "HEADER"
+            with m.State("HEADER"):
+                m.d.sync += final.eq((kind != Message.OUTPUT) & (kind != Message.COUNTERS))
+                with m.Switch(kind):
+                    for message, values_of in fields.items():
+                        with m.Case(message):
+                            m.d.sync += Cat(low, high).eq(Cat(Const(message, 8), *values_of))
+                m.next = "PUT HEADER"
+            with m.State("PUT HEADER"):
+                m.d.comb += put.eq(1)
                 with m.If(free):
-                    with m.If(~greeted):
-                        said = (VERSION, params.link_bytes, params.tokens, params.max_batch)
-                        blocks = (params.max_columns, params.max_hidden_columns)
-                        numbers = [Const(number, 8) for number in (*said, *blocks)]
-                        put(header(Message.HELLO, *numbers, Const(params.max_experts, 16)), 1)
-                        m.d.sync += greeted.eq(1)
-                    with m.Elif((self.fatal != 0) & ~told):
-                        put(header(Message.ERROR, self.fatal), 1)
-                        m.d.sync += told.eq(1)
-                    with m.Elif(self.layer_done & (self.layer_error != 0)):
-                        put(header(Message.ERROR, self.layer_error), 1)
-                        m.next = "DONE"
-                    with m.Elif(self.layer_done):
-                        m.next = "OUTPUT"
-                    with m.Elif(counters_wanted):
-                        put(header(Message.COUNTERS, Const(len(Counter), 8)), 0)
-                        m.d.sync += [counters_wanted.eq(0), self.counter.eq(0), words_left.eq(len(Counter) // VALUES)]
-                        m.next = "COUNTER LOW"
-            with m.State("OUTPUT"):
-                with m.If(free):
-                    put(header(Message.OUTPUT, self.y_token | Const(0, 8), self.width), 0)
-                    m.d.sync += [reading.eq(1), words_left.eq(self.width >> (VALUES.bit_length() - 1))]
-                    m.next = "LOW"
+                    m.next = "IDLE"
+                    with m.Switch(kind):
+                        with m.Case(Message.ERROR):
+                            with m.If(failed):
+                                m.d.sync += kind.eq(Message.DONE)
+                                m.next = "HEADER"
+                            with m.Else():
+                                m.d.sync += told.eq(1)
+                        with m.Case(Message.OUTPUT):
+                            m.d.sync += [reading.eq(1), words_left.eq(self.width >> (VALUES.bit_length() - 1))]
+                            m.next = "LOW"
+                        with m.Case(Message.DONE):
+                            m.d.comb += self.done.eq(1)
+                        with m.Case(Message.COUNTERS):
+                            m.d.sync += words_left.eq(len(Counter) // VALUES)
+                            m.next = "COUNTER NAME"
             with m.State("LOW"):
                 m.d.comb += values.o.ready.eq(1)
+                m.d.sync += low.eq(values.o.payload)
                 with m.If(values.o.valid):
-                    m.d.sync += [low.eq(values.o.payload), final.eq(words_left == 1)]
                     m.next = "HIGH"
             with m.State("HIGH"):
-                m.d.comb += values.o.ready.eq(free)
-                with m.If(values.o.valid & free):
-                    put(Cat(low, values.o.payload), final)
-                    m.d.sync += words_left.eq(words_left - 1)
-                    m.next = "LOW"
-                    with m.If(final):
-                        m.d.sync += self.y_token.eq(self.y_token + 1)
-                        m.next = "OUTPUT"
-                        with m.If(self.y_token + 1 == self.batch):
-                            m.next = "DONE"
-            with m.State("DONE"):
+                m.d.comb += values.o.ready.eq(1)
+                m.d.sync += [high.eq(values.o.payload), final.eq(words_left == 1)]
+                with m.If(values.o.valid):
+                    m.next = "PUT"
+            with m.State("PUT"):
+                m.d.comb += [put.eq(1), values.o.ready.eq(free & ~final)]
                 with m.If(free):
-                    put(header(Message.DONE), 1)
-                    m.d.comb += self.done.eq(1)
-                    m.next = "IDLE"
-            with m.State("COUNTER LOW"):
+                    m.d.sync += [words_left.eq(words_left - 1), low.eq(values.o.payload)]
+                    m.next = "LOW"
+                    with m.If(values.o.valid):
+                        m.next = "HIGH"
+                    with m.If(final):
+                        m.d.sync += [self.y_token.eq(self.y_token + 1), kind.eq(Mux(last_token, Message.DONE, kind))]
+                        m.next = "HEADER"
+            with m.State("COUNTER NAME"):
                 m.d.sync += self.counter.eq(self.counter + 1)
                 m.next = "COUNTER WAIT"
-            with m.State("COUNTER WAIT"):  # the value of the counter named before is here
+            with m.State("COUNTER WAIT"):
+                m.next = "COUNTER LOW"
+            with m.State("COUNTER LOW"):  # the value of the counter named first is here, the next comes a cycle later
                 m.d.sync += [low.eq(self.value), final.eq(words_left == 1)]
                 m.next = "COUNTER HIGH"
             with m.State("COUNTER HIGH"):
+                m.d.sync += high.eq(self.value)
+                m.next = "PUT COUNTERS"
+            with m.State("PUT COUNTERS"):
+                m.d.comb += put.eq(1)
                 with m.If(free):
-                    put(Cat(low, self.value), final)
                     m.d.sync += [self.counter.eq(self.counter + 1), words_left.eq(words_left - 1)]
-                    m.next = "COUNTER LOW"
+                    m.next = "COUNTER NAME"
                     with m.If(final):
                         m.next = "IDLE"
         with m.If(self.read_counters):

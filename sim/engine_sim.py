@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hw.formats import messages
 from hw.formats.messages import Counter, Error, Layer, Message
 from hw.formats.params import Params
+from hw.formats.q6_k import BLOCK_BYTES
 from sim.golden.activations import Activations
 from sim.golden.layer import Route
 
@@ -29,8 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIM = Path(__file__).with_suffix(".cpp")
 CACHE = ROOT / "build" / "engines"
 CERTAIN = (1 << 32) - 1
-IDLE_CYCLES = 1_000_000
-"""A layer in which nothing is requested and nothing is said for so long has failed."""
+IDLE_CYCLES = 100_000
+"""What is asked while no layer runs is answered within so many cycles."""
+PATIENCE = 10
+"""A matrix may take so many times the cycles that it should."""
 
 Say = Callable[[str], None]
 Read = Callable[[int, int], NDArray[np.uint8]]
@@ -175,6 +178,7 @@ class EngineSim:
         if not 0 < rate <= link:
             raise ValueError(f"rate must be in 0..{link} bytes a cycle, not {feed.rate}")
         chances = (min(round(p * (1 << 32)), CERTAIN) for p in (feed.p_in, feed.p_out))
+        self._feed = feed
         self._library.sim_feed(self._sim, feed.latency, round(256 * link / rate), *chances, feed.seed)
 
     def send(self, message: bytes, data: NDArray[np.uint8] | None = None, *, answer: bool = False) -> None:
@@ -236,9 +240,10 @@ class EngineSim:
         self.send(messages.routes(batch, [tuple(route) for route in routes]))
         y = np.zeros((batch, layer.width), np.int64)
         asked = []
+        limit = self._limit(layer)
         while True:
-            if not self.run(IDLE_CYCLES):
-                raise EngineError(f"nothing happened for {IDLE_CYCLES} cycles after {len(asked)} requests")
+            if not self.run(limit):
+                raise EngineError(f"nothing happened for {limit} cycles after {len(asked)} requests")
             for offset, length in self.requests():
                 asked.append((offset, length))
                 say(f"request {len(asked)}: {length:,} bytes at {offset:,}")
@@ -256,6 +261,14 @@ class EngineSim:
                     return LayerRun(y, self.counters(), asked, cycles)
                 else:
                     raise EngineError(f"unexpected message {message[:16].hex()}")
+
+    def _limit(self, layer: Layer) -> int:
+        """Cycles without a request or message after which a layer must have failed."""
+        feed = self._feed
+        matrix = layer.matrix_bytes / (feed.rate or self.params.link_bytes) / feed.p_in
+        matrix += layer.matrix_bytes / BLOCK_BYTES * 16 * self.params.passes
+        outputs = 8 * layer.width / self.params.link_bytes / feed.p_out
+        return round(IDLE_CYCLES + PATIENCE * (feed.latency + matrix + outputs))
 
     def counters(self) -> dict[Counter, int]:
         """The engine's counters of the layer run last."""
