@@ -71,7 +71,7 @@ class Counters(wiring.Component):
         waiting, moved, idle, requested, length = (
             delay(m, value, 1) for value in (self.waiting, self.moved, self.idle, self.requested, self.length)
         )
-        running = delay(m, self.running, 1, control=True)
+        start, running = (delay(m, value, 1, control=True) for value in (self.start, self.running))
         overhead = ~(activity.active | activity.back_pressured | activity.starved)
         events = {
             Counter.ACTIVE: activity.active,
@@ -94,14 +94,14 @@ class Counters(wiring.Component):
                 register = Signal(BITS, name=counter.name.lower())
                 amount = Signal(LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8, name=f"{counter.name}_amount")
                 m.d.sync += amount.eq(Mux(running, events[counter], 0))
-                with m.If(self.start):
+                with m.If(start):
                     m.d.sync += [register.eq(0), amount.eq(0)]
                 with m.Else():
                     m.d.sync += register.eq(register + amount)
             else:
                 level = levels[counter - Counter.MATRICES_HELD]
                 register = Signal(LEVEL_BITS, name=counter.name.lower())
-                with m.If(self.start):
+                with m.If(start):
                     m.d.sync += register.eq(0)
                 with m.Elif(level > register):
                     m.d.sync += register.eq(level)

@@ -108,7 +108,7 @@ class Hidden(wiring.Component):
         ]
         up_valid = delayed(taken & ~gate, latency, control=True)
 
-        # The oldest gate sum's up sum and weight: the memory is asked, and two cycles later all goes to the ring.
+        # The oldest gate sum's up sum and weight: the memory is asked, and three cycles later all goes to the ring.
         offered = data.View(swiglu.i.p.shape(), Signal(swiglu.i.p.shape().size, reset_less=True))
         asked = Signal()
         m.d.comb += [swiglu.i.payload.eq(offered), self.weight_token.eq(gates.o.p.place.token)]
@@ -118,6 +118,8 @@ class Hidden(wiring.Component):
                 with m.If(gates.o.valid):
                     m.next = "WAIT"
             with m.State("WAIT"):
+                m.next = "WAIT MORE"
+            with m.State("WAIT MORE"):
                 m.next = "TAKE"
             with m.State("TAKE"):
                 m.d.comb += [leave.eq(1), gates.o.ready.eq(1)]
@@ -143,8 +145,8 @@ class Hidden(wiring.Component):
             mem.w_en.eq(up_valid | swiglu.o_valid),
         ]
         head = gates.o.p.place
+        m.d.sync += mem.r_addr.eq(Mux(asked, Cat(head.row, head.token), Cat(requant.r_row, requant.r_token)))
         m.d.comb += [
-            mem.r_addr.eq(Mux(asked, Cat(head.row, head.token), Cat(requant.r_row, requant.r_token))),
             requant.r_ready.eq(~asked),
             requant.r_data.eq(mem.r_data),
             requant.i.eq(swiglu.o),

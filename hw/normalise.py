@@ -26,7 +26,7 @@ class Normalise(wiring.Component):
     argument : Out
     """
 
-    LATENCY = 10
+    LATENCY = 11
 
     value: Signal
     scaled: data.View
@@ -44,19 +44,20 @@ class Normalise(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         half = ACCUMULATOR_BITS // 2
-        negative = self.value[-1]
+        value = delay(m, self.value, 1)
+        negative = value[-1]
 
-        # Stages 1 and 2: the magnitude, negated as "invert and add one" in two halves.
+        # Stages 2 and 3: the magnitude, negated as "invert and add one" in two halves.
         low = Signal(half + 1, reset_less=True)
         high = Signal(half, reset_less=True)
         magnitude = Signal(ACCUMULATOR_BITS, reset_less=True)
         m.d.sync += [
-            low.eq((self.value[:half] ^ negative.replicate(half)) + negative),
-            high.eq(self.value[half:] ^ negative.replicate(half)),
+            low.eq((value[:half] ^ negative.replicate(half)) + negative),
+            high.eq(value[half:] ^ negative.replicate(half)),
             magnitude.eq(low[:half] | ((high + low[half])[:half] << half)),
         ]
 
-        # Stages 3 to 8: left by 32, 16 .. 1 where that many bits on top are zero; only what can still matter is kept.
+        # Stages 4 to 9: left by 32, 16 .. 1 where that many bits on top are zero; only what can still matter is kept.
         rest = magnitude
         shift = None
         for step in (32, 16, 8, 4, 2, 1):
@@ -68,7 +69,7 @@ class Normalise(wiring.Component):
             m.d.sync += count.eq((0 if shift is None else shift) | Mux(zero, step, 0))
             rest, shift = shifted, count
 
-        # Stage 9: round. Stage 10: where that made a 19th bit, one step up.
+        # Stage 10: round. Stage 11: where that made a 19th bit, one step up.
         rounded = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
         exponent = Signal(SCALED["exponent"].shape, reset_less=True)
         carry = rounded[-1]
@@ -78,7 +79,7 @@ class Normalise(wiring.Component):
             exponent.eq(ACCUMULATOR_BITS - SIGNIFICANT_BITS - FRACTION_BITS - shift),
             self.scaled.magnitude.eq(rounded[:SIGNIFICANT_BITS] | (carry << (SIGNIFICANT_BITS - 1))),
             self.scaled.exponent.eq(exponent + carry),
-            self.scaled.negative.eq(delay(m, negative, self.LATENCY - 1)),
+            self.scaled.negative.eq(delay(m, negative, self.LATENCY - 2)),
         ]
 
         cut = FRACTION_BITS - PART_BITS - REST_BITS
@@ -89,5 +90,5 @@ class Normalise(wiring.Component):
             beyond.eq(magnitude[cut + ARGUMENT_BITS :].any()),
         ]
         clipped = argument[:-1] | (beyond | argument[-1]).replicate(ARGUMENT_BITS)
-        m.d.comb += self.argument.eq(delay(m, clipped, self.LATENCY - 3))
+        m.d.comb += self.argument.eq(delay(m, clipped, self.LATENCY - 4))
         return m

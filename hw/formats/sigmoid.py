@@ -39,11 +39,11 @@ EXP_PART = tuple(
 """``exp(-(part + 1/2) / 256)`` in units of 2**-18."""
 
 RECIPROCAL = tuple(
-    round(ONE / (1 + (Decimal(part) + Decimal("0.5")) / (1 << PART_BITS))) for part in range((1 << PART_BITS) + 1)
+    round(ONE / (1 + (Decimal(part) + Decimal("0.5")) / (1 << PART_BITS))) for part in range(1 << PART_BITS)
 )
-"""``1 / (1 + t)`` in the middle of each interval of ``t``, in units of 2**-18; the last entry serves ``t = 1``."""
+"""``1 / (1 + t)`` in the middle of each interval of ``t``, in units of 2**-18."""
 
 RECIPROCAL_SLOPE = tuple(
-    round(ONE / (1 + (Decimal(part) + Decimal("0.5")) / (1 << PART_BITS)) ** 2) for part in range((1 << PART_BITS) + 1)
+    round(ONE / (1 + (Decimal(part) + Decimal("0.5")) / (1 << PART_BITS)) ** 2) for part in range(1 << PART_BITS)
 )
 """How fast ``1 / (1 + t)`` falls there, in units of 2**-18."""

@@ -54,16 +54,9 @@ def _multiply(a: Scaled, b: Scaled) -> Scaled:
     return _round_to_18_bits(a.magnitude * b.magnitude, a.exponent + b.exponent)
 
 
-def logistic(g: Ints) -> Scaled:
-    """``1 / (1 + exp(-g))`` of ``g`` in Q24.40.
-
-    With ``z = |g|`` rounded to 2**-16 and clipped below 64: ``t = exp(-z)`` is a product of two table entries and
-    ``1 - rest``; ``1 / (1 + t)`` comes from a line; for negative ``g`` it is multiplied by ``t``.
-    """
-    magnitude = _magnitude(g)
+def exponential(z: Ints) -> Scaled:
+    """``exp(-z)`` of ``z`` in units of 2**-16, below 64: a product of two table entries and ``1 - rest``; below 1."""
     fraction = PART_BITS + REST_BITS
-    cut = FRACTION_BITS - fraction
-    z = np.minimum((magnitude >> cut) + (magnitude >> (cut - 1) & 1), (1 << (WHOLE_BITS + fraction)) - 1)
     whole, part, rest = z >> fraction, z >> REST_BITS & (1 << PART_BITS) - 1, z & (1 << REST_BITS) - 1
     exp_whole = np.array(EXP_WHOLE, np.int64)
     t = _multiply(
@@ -71,11 +64,23 @@ def logistic(g: Ints) -> Scaled:
         _round_to_18_bits(np.array(EXP_PART, np.int64)[part], -SIGNIFICANT_BITS),
     )
     one_minus_rest = (1 << fraction) - (rest - (1 << (REST_BITS - 1)))
-    t = _multiply(t, _round_to_18_bits(one_minus_rest, -fraction))
+    return _multiply(t, _round_to_18_bits(one_minus_rest, -fraction))
 
-    # t in units of 2**-18, at most 1; what is cut off is below the unit of the line's result.
-    fixed = np.minimum(t.magnitude >> np.minimum(np.maximum(-SIGNIFICANT_BITS - t.exponent, 0), 62), ONE)
-    fixed = np.minimum(np.where(t.exponent > -SIGNIFICANT_BITS, t.magnitude << 1, fixed), ONE)
+
+def logistic(g: Ints) -> Scaled:
+    """``1 / (1 + exp(-g))`` of ``g`` in Q24.40.
+
+    With ``z = |g|`` rounded to 2**-16 and clipped below 64 and ``t = exp(-z)``: ``1 / (1 + t)`` comes from a line; for
+    negative ``g`` it is multiplied by ``t``.
+    """
+    magnitude = _magnitude(g)
+    fraction = PART_BITS + REST_BITS
+    cut = FRACTION_BITS - fraction
+    z = np.minimum((magnitude >> cut) + (magnitude >> (cut - 1) & 1), (1 << (WHOLE_BITS + fraction)) - 1)
+    t = exponential(z)
+
+    # t in units of 2**-18, below 1 for every z; what is cut off is below the unit of the line's result.
+    fixed = t.magnitude >> np.minimum(-SIGNIFICANT_BITS - t.exponent, 62)
     low_bits = SIGNIFICANT_BITS - PART_BITS
     interval, offset = fixed >> low_bits, (fixed & (1 << low_bits) - 1) - (1 << (low_bits - 1))
     line = np.array(RECIPROCAL, np.int64)[interval] - (

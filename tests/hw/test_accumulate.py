@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from amaranth.hdl import Elaboratable, Module
@@ -6,6 +8,7 @@ from hw.accumulate import Accumulate
 from hw.activations import Activations
 from hw.formats.arithmetic import ERROR_OVERFLOW, ERROR_SCALE
 from hw.formats.params import Params
+from hw.layouts import Kind
 from sim.golden import activations, matmul
 
 from .blocks import load_words
@@ -49,8 +52,16 @@ def run_rows(params, exponents, blocks, *, rng, p_in=1.0, p_out=1.0):
     )
 
 
-def golden_rows(params, exponents, blocks) -> list[tuple[int, int, int]]:
-    """(token, value, error) by Python's integers, one addition at a time."""
+class Row(NamedTuple):
+    token: int
+    value: int
+    error: int
+    kind: Kind
+    end: int
+
+
+def golden_rows(params, exponents, blocks) -> list[Row]:
+    """By Python's integers, one addition at a time."""
     rows, out = {}, []
     for b in blocks:
         tag = b["tag"]
@@ -67,18 +78,18 @@ def golden_rows(params, exponents, blocks) -> list[tuple[int, int, int]]:
             error |= ERROR_SCALE if tag["bad"] else 0
             rows[token] = value, error
             if tag["last"]:
-                out.append((token, value, error))
+                end = int(tag["final"] and tag["lanes"] >> lane == 1)
+                out.append(Row(token, value, error, tag["kind"], end))
     return out
 
 
-def tag(mantissa, exponent, *, group=0, column=0, lanes=1, first=1, last=1, bad=0) -> dict:
-    return dict(
-        mantissa=mantissa, exponent=exponent, group=group, column=column, lanes=lanes, first=first, last=last, bad=bad
-    )
+def tag(mantissa, exponent, *, group=0, column=0, lanes=1, first=1, last=1, bad=0, kind=Kind.UP, final=1) -> dict:
+    place = dict(group=group, column=column, lanes=lanes, first=first, last=last)
+    return dict(mantissa=mantissa, exponent=exponent, bad=bad, kind=kind, final=final) | place
 
 
-def results(run) -> list[tuple[int, int, int]]:
-    return [(row.token, row.value, row.error) for row in run.payloads[0]]
+def results(run) -> list[Row]:
+    return [Row(row.token, row.value, row.error, row.kind, row.end) for row in run.payloads[0]]
 
 
 def test_accumulate_every_shift():
@@ -112,7 +123,7 @@ def test_accumulate_every_shift():
         got = run_rows(params, exponents, blocks, rng=rng)
         want = golden_rows(params, exponents, blocks)
         assert results(got) == want
-        seen += sum(error for *_, error in want)
+        seen += sum(row.error for row in want)
     assert seen  # some of them overflow
 
 
@@ -126,15 +137,20 @@ def test_accumulate(seed, params, p_in, p_out):
     for _ in range(6):
         columns = int(rng.integers(1, params.max_columns + 1))
         lanes = [int(rng.integers(1 << params.tokens)) for _ in range(params.passes)]
+        kind = list(Kind)[rng.integers(len(Kind))]
         for column in range(columns):
             for group in range(params.passes):
                 if lanes[group] == 0:
                     continue
                 place = dict(group=group, column=column, lanes=lanes[group])
+                place |= dict(final=int(not any(lanes[group + 1 :])))
                 place |= dict(first=int(column == 0), last=int(column == columns - 1), bad=int(rng.random() < 0.05))
                 m, k = int(rng.integers(-2047, 2048)), int(rng.integers(-24, 6))
                 blocks.append(
-                    {"sums": rng.integers(-(2**35), 2**35, params.tokens).tolist(), "tag": tag(m, k, **place)}
+                    {
+                        "sums": rng.integers(-(2**35), 2**35, params.tokens).tolist(),
+                        "tag": tag(m, k, kind=kind, **place),
+                    }
                 )
     got = run_rows(params, exponents, blocks, rng=rng, p_in=p_in, p_out=p_out)
     assert results(got) == golden_rows(params, exponents, blocks)
@@ -159,7 +175,7 @@ def test_accumulate_clamps_where_the_sum_leaves_the_range():
     got = run_rows(params, exponents, blocks, rng=np.random.default_rng(0))
     want = golden_rows(params, exponents, blocks)
     assert results(got) == want
-    assert [error for *_, error in want] == [0, 1, 1, 1, 1, 0, 0]
+    assert [row.error for row in want] == [0, 1, 1, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16])

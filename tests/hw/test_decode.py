@@ -3,6 +3,7 @@ import pytest
 
 from hw.decode import ERROR_COMMAND, ERROR_LENGTH, Decode
 from hw.formats.params import Params
+from hw.layouts import Kind
 from sim.golden import q6_k
 from sim.workload import random_blocks
 
@@ -25,14 +26,15 @@ def words(blocks: np.ndarray) -> list[dict]:
 
 def expected(params: Params, matrices) -> list[dict]:
     out = []
-    for blocks, mask in matrices:
+    for blocks, mask, kind in matrices:
+        groups = [mask >> (group * params.tokens) & (1 << params.tokens) - 1 for group in range(params.passes)]
+        first_column = params.max_columns if kind == Kind.DOWN else 0
         decoded = q6_k.decode(blocks)
         mantissa, exponent, finite = q6_k.split_d(decoded.d)
         rows, columns = blocks.shape[:2]
         for row in range(rows):
             for column in range(columns):
-                for group in range(params.passes):
-                    lanes = mask >> (group * params.tokens) & (1 << params.tokens) - 1
+                for group, lanes in enumerate(groups):
                     for index in range(16 if lanes else 0):
                         out.append(
                             {
@@ -43,8 +45,10 @@ def expected(params: Params, matrices) -> list[dict]:
                                 "exponent": int(exponent[row, column]) if finite[row, column] else None,
                                 "bad": int(not finite[row, column]),
                                 "group": group,
-                                "column": column,
+                                "column": first_column + column,
+                                "kind": kind,
                                 "lanes": lanes,
+                                "final": int(not any(groups[group + 1 :])) if index == 15 else None,
                                 "first": int(column == 0),
                                 "last": int(column == columns - 1),
                             }
@@ -53,19 +57,24 @@ def expected(params: Params, matrices) -> list[dict]:
 
 
 def as_dict(beat) -> dict:
-    tag = {field: beat.tag[field] for field in ("mantissa", "exponent", "bad", "group", "column", "lanes")}
-    tag |= {field: beat.tag[field] for field in ("first", "last")}
+    tag = {field: beat.tag[field] for field in ("mantissa", "exponent", "bad", "group", "column", "kind", "lanes")}
+    tag |= {field: beat.tag[field] for field in ("final", "first", "last")}
+    if beat.index != 15:
+        tag["final"] = None  # nobody looks
     if tag["bad"]:
         tag["exponent"] = None  # void
     return {"weights": list(beat.weights), "scale": beat.scale, "index": beat.index} | tag
 
 
 def commands(matrices) -> list[dict]:
-    return [{"rows": blocks.shape[0], "columns": blocks.shape[1], "mask": mask} for blocks, mask in matrices]
+    return [
+        {"rows": blocks.shape[0], "columns": blocks.shape[1], "kind": kind, "mask": mask}
+        for blocks, mask, kind in matrices
+    ]
 
 
 def flat_words(matrices) -> list[dict]:
-    return [word for blocks, _ in matrices for word in words(blocks.reshape(-1, 210))]
+    return [word for blocks, *_ in matrices for word in words(blocks.reshape(-1, 210))]
 
 
 @pytest.mark.parametrize(("p_in", "p_out"), [*STALLS, (1.0, 0.05)])
@@ -73,14 +82,18 @@ def flat_words(matrices) -> list[dict]:
 @pytest.mark.parametrize("seed", range(2))
 def test_decode(seed, params, p_in, p_out):
     rng = np.random.default_rng(seed)
+    up, gate, down = Kind
+    shapes = [(3, 1, 1, up), (1, 4, 0b1010, gate), (2, 2, 0, down), (1, 1, 0, up)]
+    shapes += [(2, 2, 0b0101, down), (2, 1, 0b1111, gate)]
     matrices = [
-        (random_blocks(rng, rows, columns), int(mask) & (1 << params.max_batch) - 1)
-        for rows, columns, mask in [(3, 1, 1), (1, 4, 0b1010), (2, 2, 0), (1, 1, 0), (1, 3, 0b0101), (2, 1, 0b1111)]
+        (random_blocks(rng, rows, columns), mask & (1 << params.max_batch) - 1, kind)
+        for rows, columns, mask, kind in shapes
     ]
-    for half in (0x0000, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01):  # all kinds of d
+    halves = (0x0000, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01)  # all kinds of d
+    for half, kind in zip(halves, [*Kind] * 3, strict=True):
         blocks = random_blocks(rng, 1, 1)
         blocks[..., 208:] = [half & 0xFF, half >> 8]
-        matrices.append((blocks, 1))
+        matrices.append((blocks, 1, kind))
     want = expected(params, matrices)
     dut = Decode(params)
     errors = []
@@ -102,14 +115,15 @@ def test_decode_throughput_and_latency():
     """16 cycles a selected block, 13 a drained one (as many as there are words), none lost between matrices."""
     rng = np.random.default_rng(0)
     params = Params(max_batch=1)
-    matrices = [(random_blocks(rng, 4, 2), 1), (random_blocks(rng, 4, 2), 1)]
+    matrices = [(random_blocks(rng, 4, 2), 1, Kind.UP), (random_blocks(rng, 4, 2), 1, Kind.DOWN)]
     dut = Decode(params)
     got = run_streams(dut, [(dut.i, flat_words(matrices)), (dut.i_matrix, commands(matrices))], [(dut.o, 256)], rng=rng)
     (given,) = got.out_cycles
     assert given == list(range(given[0], given[0] + 256))
     assert given[0] == got.in_cycles[0][12] + Decode.LATENCY
 
-    drained = [(random_blocks(rng, 4, 2), 0), (random_blocks(rng, 4, 2), 0), (random_blocks(rng, 1, 1), 1)]
+    shapes = [(4, 2, 0), (4, 2, 0), (1, 1, 1)]
+    drained = [(random_blocks(rng, rows, columns), mask, Kind.UP) for rows, columns, mask in shapes]
     dut = Decode(params)
     got = run_streams(dut, [(dut.i, flat_words(drained)), (dut.i_matrix, commands(drained))], [(dut.o, 16)], rng=rng)
     taken = got.in_cycles[0]
@@ -117,25 +131,27 @@ def test_decode_throughput_and_latency():
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "blocks", "error"),
+    ("rows", "columns", "kind", "blocks", "error"),
     [
-        (2, 2, 3, ERROR_LENGTH),
-        (2, 2, 5, ERROR_LENGTH),
-        (0, 1, 1, ERROR_COMMAND),
-        (1, 0, 1, ERROR_COMMAND),
-        (1, 5, 5, ERROR_COMMAND),
+        (2, 2, Kind.UP, 3, ERROR_LENGTH),
+        (2, 2, Kind.DOWN, 5, ERROR_LENGTH),
+        (0, 1, Kind.UP, 1, ERROR_COMMAND),
+        (1, 0, Kind.GATE, 1, ERROR_COMMAND),
+        (1, 5, Kind.UP, 5, ERROR_COMMAND),
+        (1, 5, Kind.GATE, 5, ERROR_COMMAND),
+        (1, 3, Kind.DOWN, 3, ERROR_COMMAND),
     ],
 )
 @pytest.mark.parametrize("mask", [0, 1])
-def test_decode_reports_and_discards(rows, columns, blocks, error, mask):
+def test_decode_reports_and_discards(rows, columns, kind, blocks, error, mask):
     """A matrix that is no matrix, or whose run has another length: an error is set and nothing upstream hangs."""
     rng = np.random.default_rng(0)
-    dut = Decode(Params(max_width=1024))
+    dut = Decode(Params(max_width=1024, max_expert_width=512))
     errors = []
     run = words(random_blocks(rng, blocks)) * 3
     run_streams(
         dut,
-        [(dut.i, run), (dut.i_matrix, [{"rows": rows, "columns": columns, "mask": mask}] * 8)],
+        [(dut.i, run), (dut.i_matrix, [{"rows": rows, "columns": columns, "kind": kind, "mask": mask}] * 8)],
         [(dut.o, 0)] if mask == 0 else [],
         rng=rng,
         settle=200,

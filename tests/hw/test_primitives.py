@@ -3,7 +3,7 @@ import pytest
 from amaranth.hdl import Shape, signed, unsigned
 from amaranth.sim import Simulator
 
-from hw.primitives.memory import BlockMemory
+from hw.primitives.memory import BlockMemory, BlockRom
 from hw.primitives.multiplier import Multiplier
 from hw.primitives.queue import Queue
 
@@ -46,15 +46,18 @@ def test_multiplier_rejects():
         Multiplier(signed(8), 8)  # type: ignore[arg-type]
 
 
-def test_block_memory():
+@pytest.mark.parametrize(("width", "depth"), [(16, 100), (3, 40000)])
+def test_block_memory(width, depth):
     rng = np.random.default_rng(0)
-    dut = BlockMemory(16, 100)
-    content = rng.integers(0, 1 << 16, 100).tolist()
-    order = rng.permutation(100).tolist()
+    dut = BlockMemory(width, depth)
+    borders = [depth - 1, *range(16383, depth, 16384), *range(16384, depth, 16384)]  # where banks meet
+    addresses = list(range(depth)) if depth <= 100 else [*borders, *rng.integers(depth, size=500).tolist()]
+    content = {address: int(rng.integers(1 << width)) for address in addresses}
+    order = rng.permutation(list(content)).tolist()
     got = []
 
     async def bench(ctx):
-        for address, value in enumerate(content):
+        for address, value in content.items():
             ctx.set(dut.w_addr, address)
             ctx.set(dut.w_data, value)
             ctx.set(dut.w_en, 1)
@@ -70,14 +73,45 @@ def test_block_memory():
     sim.add_clock(1e-6)
     sim.add_testbench(bench)
     sim.run()
-    assert got[BlockMemory.LATENCY - 1 :][:100] == [content[address] for address in order]
+    assert got[BlockMemory.LATENCY - 1 :][: len(order)] == [content[address] for address in order]
 
 
 def test_block_memory_rejects():
-    with pytest.raises(ValueError, match=r"depth must be in 2\.\.16384, not 16385"):
-        BlockMemory(16, 16385)
+    with pytest.raises(ValueError, match=r"depth must be in 2\.\.1048576, not 1048577"):
+        BlockMemory(16, 1048577)
+    with pytest.raises(ValueError, match=r"depth must be in 2\.\.1048576, not 1"):
+        BlockMemory(16, 1)
     with pytest.raises(ValueError, match="width must be positive, not 0"):
         BlockMemory(0, 16)
+
+
+@pytest.mark.parametrize("count", [2, 577, 1024])
+def test_block_rom(count):
+    rng = np.random.default_rng(count)
+    words = [*rng.integers(1 << BlockRom.WIDTH, size=count - 1).tolist(), (1 << BlockRom.WIDTH) - 1]
+    order = rng.permutation(count).tolist()
+    dut = BlockRom(words)
+    got = []
+
+    async def bench(ctx):
+        for address in order + [0] * BlockRom.LATENCY:
+            ctx.set(dut.addr, address)
+            await ctx.tick()
+            got.append(ctx.get(dut.data))
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()
+    assert got[BlockRom.LATENCY - 1 :][:count] == [words[address] for address in order]
+
+
+def test_block_rom_rejects():
+    with pytest.raises(ValueError, match=r"a ROM holds 2\.\.1024 words, not 1025"):
+        BlockRom([0] * 1025)
+    for word in (-1, 1 << 18):
+        with pytest.raises(ValueError, match="a ROM's words are unsigned of 18 bits"):
+            BlockRom([0, word])
 
 
 @pytest.mark.parametrize(("p_in", "p_out"), STALLS)

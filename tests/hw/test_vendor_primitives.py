@@ -2,7 +2,7 @@
 
 Both run side by side in Verilator, on the same random and corner values, against Python. Assumed: Lattice's cells do
 what ``sim/models/ecp5_cells.v`` says, which is our reading of the vendor's guides and covers only our modes. Not
-covered: timing, contents at power-up, and reads of a word being written, which users of ``BlockMemory`` avoid.
+covered: timing, a ``BlockMemory``'s contents at power-up, and reads of a word being written, which its users avoid.
 """
 
 import json
@@ -14,8 +14,9 @@ from amaranth.hdl import Fragment, Module, signed, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hw.primitives.memory import BlockMemory
+from hw.primitives.memory import BlockMemory, BlockRom
 from hw.primitives.multiplier import Multiplier
+from hw.swiglu import FACTORS
 from sim import verilator
 
 CELLS = verilator.ROOT / "sim" / "models" / "ecp5_cells.v"
@@ -57,32 +58,36 @@ class Twins(wiring.Component):
 
 
 MULTIPLIERS = [(signed(14), signed(16)), (unsigned(18), signed(15)), (signed(18), signed(18)), (signed(8), unsigned(3))]
-MEMORIES = [(16, 512), (8, 32), (18, 1024), (36, 600), (16, 1500), (6, 4096), (3, 5000), (2, 16384)]
-"""(width, depth): one for every mode of the block, and some that need several blocks."""
+MEMORIES = [(16, 512), (8, 32), (18, 1024), (36, 600), (16, 1500), (6, 4096), (3, 5000), (2, 16384), (3, 40000)]
+"""(width, depth): one for every mode of the block, and some that need several blocks, or banks of them."""
+ROMS = [FACTORS, [pow(3, n, 262147) & 262143 for n in range(BlockRom.DEPTH)]]
 
 
-def design() -> tuple[Twins, list[dict]]:
+def design(multipliers, memories, roms) -> tuple[Twins, list[dict]]:
     pairs, settings = {}, []
-    for n, (a, b) in enumerate(MULTIPLIERS):
+    for n, (a, b) in enumerate(multipliers):
         pairs[f"multiplier{n}"] = Multiplier(a, b), Multiplier(a, b), "p"
         shapes = {"a": [a.width, a.signed], "b": [b.width, b.signed]}
         settings.append({"name": f"multiplier{n}", "kind": "multiplier", "latency": Multiplier.LATENCY, **shapes})
-    for n, (width, depth) in enumerate(MEMORIES):
+    for n, (width, depth) in enumerate(memories):
         pairs[f"memory{n}"] = BlockMemory(width, depth), BlockMemory(width, depth), "r_data"
         shapes = {"width": width, "depth": depth}
         settings.append({"name": f"memory{n}", "kind": "memory", "latency": BlockMemory.LATENCY, **shapes})
+    for n, words in enumerate(roms):
+        pairs[f"rom{n}"] = BlockRom(words), BlockRom(words), "data"
+        settings.append({"name": f"rom{n}", "kind": "rom", "latency": BlockRom.LATENCY, "words": words})
     return Twins(pairs), settings
 
 
-def run(cells: Path, build_dir: Path) -> None:
-    twins, settings = design()
+def run(cells: Path, build_dir: Path, *parts) -> None:
+    twins, settings = design(*parts)
     runner = verilator.build(twins, "twins", build_dir, extra_sources=[cells])
     env = {"EMUFPGA_TWINS": json.dumps(settings)}
     verilator.run(runner, "twins", build_dir, "sim.bench.vendor_primitives", seed=1, env=env)
 
 
 def test_ecp5_instances_equal_their_twins(tmp_path):
-    run(CELLS, tmp_path)
+    run(CELLS, tmp_path, MULTIPLIERS, MEMORIES, ROMS)
 
 
 def test_the_models_refuse_what_they_do_not_know(tmp_path):
@@ -90,5 +95,5 @@ def test_the_models_refuse_what_they_do_not_know(tmp_path):
     cells = tmp_path / "cells.v"
     cells.write_text(CELLS.read_text().replace('REGMODE_B != "OUTREG"', 'REGMODE_B != "NOREG"'))
     with pytest.raises((RuntimeError, SystemExit)):
-        run(cells, tmp_path)
+        run(cells, tmp_path, [], MEMORIES[:1], [])
     assert "DP16KD: only the output register" in (tmp_path / "vendor_primitives.log").read_text()
