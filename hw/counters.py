@@ -95,7 +95,7 @@ class Counters(wiring.Component):
                 amount = Signal(LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8, name=f"{counter.name}_amount")
                 m.d.sync += amount.eq(Mux(running, events[counter], 0))
                 with m.If(start):
-                    m.d.sync += [register.eq(0), amount.eq(0)]
+                    m.d.sync += register.eq(0)
                 with m.Else():
                     m.d.sync += register.eq(register + amount)
             else:

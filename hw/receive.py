@@ -24,11 +24,21 @@ HEADERS = {
 """Headers of those messages that say more than their kind; :mod:`hw.formats.messages` describes them."""
 
 
+STATES = {
+    Message.CONFIG: "CONFIG",
+    Message.LOAD_X: "X",
+    Message.ROUTES: "ROUTES",
+    Message.WEIGHTS: "WEIGHTS",
+}
+"""Where the payload of a message is taken."""
+BARE = (Message.RESET, Message.READ_COUNTERS)
+
+
 class Receive(wiring.Component):
     """Take messages apart. Beats of ``WEIGHTS`` pass through untouched.
 
     A message that is unknown, of a wrong length or out of order sets ``error`` for a cycle and is discarded, as is
-    every message but ``RESET`` while ``halted``. A header costs two cycles beside its beats.
+    every message but ``RESET`` while ``halted``. A header costs three cycles beside its beats.
 
     Members
     -------
@@ -138,7 +148,7 @@ class Receive(wiring.Component):
             pair = places[128 * n :][:128]
             m.d.comb += [self.config.offsets[n].eq(pair[:64]), self.config.lengths[n].eq(pair[64:])]
 
-        # What a header says is looked at in the cycle after it came and acted upon in the next.
+        # What a header says is looked at in the cycle after it came, judged in the next and acted upon in the third.
         kind = header[:8]
         x, routes = view(Message.LOAD_X), view(Message.ROUTES)
         config_checks = Signal(11)
@@ -164,9 +174,12 @@ class Receive(wiring.Component):
             ),
             config_fits.eq(config_checks.all()),
             x_fits.eq((x.token < params.max_batch) & (x.column < params.max_columns)),
-            routes_fit.eq((routes.batch != 0) & (routes.batch <= params.max_batch)),
+            routes_fit.eq(
+                (routes.batch != 0) & (routes.batch <= params.max_batch) & (last == (routes.count == 0)),
+            ),
         ]
 
+        accepted = {message: Signal(name=f"accepted_{message.name.lower()}") for message in (*STATES, *BARE)}
         x_word = Signal(range(X_WORDS))
         route_pair = Signal(2 * ROUTE.size)
         routes_left = Signal(16)
@@ -187,66 +200,70 @@ class Receive(wiring.Component):
             self.o_route.payload.eq(Mux(second, route_pair[ROUTE.size :], route_pair[: ROUTE.size])),
         ]
 
+        # What the state says of beats, in registers: any is welcome, it goes to the gatherer, or it passes.
+        welcome = Signal(init=1)
+        gathering = Signal()
+        passing = Signal()
+        m.d.comb += [
+            gather.i.valid.eq(self.i.valid & gathering & ~tail),
+            self.o_weights.valid.eq(self.i.valid & passing),
+            self.i.ready.eq(
+                welcome | (gathering & gather.i.ready & ~tail) | (passing & self.o_weights.ready),
+            ),
+        ]
+
+        def go(state: str) -> None:
+            m.next = state
+            m.d.sync += [
+                welcome.eq(state in ("HEADER", "DISCARD", "CONFIG")),
+                gathering.eq(state in ("X", "ROUTES")),
+                passing.eq(state == "WEIGHTS"),
+            ]
+
         with m.FSM():
             with m.State("HEADER"):
-                m.d.comb += self.i.ready.eq(1)
                 with m.If(self.i.valid):
                     m.d.sync += [header.eq(shifted(header)), last.eq(beat.last), count.eq(count + 1)]
                     with m.If(count == header_beats - 1):
                         m.d.sync += count.eq(0)
-                        m.next = "LOOK"
+                        go("LOOK")
                     with m.Elif(beat.last):
                         m.d.sync += count.eq(0)
                         m.d.comb += wrong.eq(1)
             with m.State("LOOK"):
-                m.next = "ACT"
+                go("JUDGE")
+            with m.State("JUDGE"):
+                idle = ~self.halted & ~self.running
+                m.d.sync += [
+                    accepted[Message.RESET].eq((kind == Message.RESET) & last),
+                    accepted[Message.CONFIG].eq((kind == Message.CONFIG) & idle & ~last),
+                    accepted[Message.LOAD_X].eq((kind == Message.LOAD_X) & idle & ~last & x_fits),
+                    accepted[Message.ROUTES].eq((kind == Message.ROUTES) & idle & configured & routes_fit),
+                    accepted[Message.WEIGHTS].eq((kind == Message.WEIGHTS) & ~self.halted & ~last & self.waiting),
+                    accepted[Message.READ_COUNTERS].eq((kind == Message.READ_COUNTERS) & idle & last),
+                ]
+                go("ACT")
             with m.State("ACT"):
-                m.d.comb += fresh.eq(1)
-                m.d.sync += [tail.eq(0), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
-                m.d.sync += [ended.eq(last), filled.eq(1)]
-                m.next = "HEADER"
-                allowed = ~self.halted & ~last
-                with m.Switch(kind):
-                    with m.Case(Message.RESET):
-                        m.d.comb += [self.reset.eq(last), wrong.eq(~last)]
-                    with m.Case(Message.CONFIG):
-                        m.d.sync += configured.eq(0)
-                        with m.If(allowed & ~self.running):
-                            m.next = "CONFIG"
-                        with m.Else():
-                            m.d.comb += wrong.eq(1)
-                    with m.Case(Message.LOAD_X):
-                        with m.If(allowed & ~self.running & x_fits):
-                            m.next = "X"
-                        with m.Else():
-                            m.d.comb += wrong.eq(1)
-                    with m.Case(Message.ROUTES):
-                        m.d.sync += self.batch.eq(routes.batch)
-                        whole = last == (routes.count == 0)
-                        with m.If(~self.halted & ~self.running & configured & routes_fit & whole):
-                            m.next = "ROUTES"
-                        with m.Else():
-                            m.d.comb += wrong.eq(1)
-                    with m.Case(Message.WEIGHTS):
-                        with m.If(allowed & self.waiting):
-                            m.next = "WEIGHTS"
-                        with m.Else():
-                            m.d.comb += wrong.eq(1)
-                    with m.Case(Message.READ_COUNTERS):
-                        with m.If(last & ~self.halted & ~self.running):
-                            m.d.comb += self.read_counters.eq(1)
-                        with m.Else():
-                            m.d.comb += wrong.eq(1)
-                    with m.Default():
-                        m.d.comb += wrong.eq(1)
+                m.d.comb += [
+                    fresh.eq(1),
+                    wrong.eq(~Cat(accepted.values()).any()),
+                    self.reset.eq(accepted[Message.RESET]),
+                    self.read_counters.eq(accepted[Message.READ_COUNTERS]),
+                ]
+                m.d.sync += [tail.eq(last), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
+                m.d.sync += [ended.eq(last), filled.eq(1), self.batch.eq(routes.batch)]
+                go("HEADER")
+                for message, state in STATES.items():
+                    with m.If(accepted[message]):
+                        go(state)
                 with m.If(wrong & ~last):
-                    m.next = "DISCARD"
+                    go("DISCARD")
+                with m.If(accepted[Message.CONFIG] | accepted[Message.RESET]):
+                    m.d.sync += configured.eq(0)
             with m.State("DISCARD"):
-                m.d.comb += self.i.ready.eq(1)
                 with m.If(self.i.valid & beat.last):
-                    m.next = "HEADER"
+                    go("HEADER")
             with m.State("CONFIG"):
-                m.d.comb += self.i.ready.eq(1)
                 with m.If(self.i.valid):
                     m.d.sync += [places.eq(shifted(places)), count.eq(count + 1)]
                     with m.If((count == config_beats - 1) | beat.last):
@@ -258,7 +275,7 @@ class Receive(wiring.Component):
                             width.eq(said.width),
                             expert_width.eq(said.expert_width),
                         ]
-                        m.next = "HEADER"
+                        go("HEADER")
                         with m.If((count == config_beats - 1) & beat.last & config_fits):
                             m.d.sync += configured.eq(1)
                         with m.Elif((count == config_beats - 1) & beat.last):
@@ -266,38 +283,29 @@ class Receive(wiring.Component):
                         with m.Else():
                             m.d.comb += wrong.eq(1)
                             with m.If(~beat.last):
-                                m.next = "DISCARD"
+                                go("DISCARD")
             with m.State("X"):
-                m.d.comb += [
-                    gather.i.valid.eq(self.i.valid & ~tail),
-                    self.i.ready.eq(gather.i.ready & ~tail),
-                    self.o_x.valid.eq(gather.o.valid),
-                    gather.o.ready.eq(self.o_x.ready),
-                ]
+                m.d.comb += [self.o_x.valid.eq(gather.o.valid), gather.o.ready.eq(self.o_x.ready)]
                 with m.If(gather.o.valid & gather.o.ready):
                     m.d.sync += x_word.eq(x_word + 1)
                     with m.If(word.last | (x_word == X_WORDS - 1)):
-                        m.next = "HEADER"
+                        go("HEADER")
                         with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
                             m.d.comb += wrong.eq(1)
                         with m.If(~(tail | (gathered & beat.last))):
-                            m.next = "DISCARD"
+                            go("DISCARD")
                 with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
             with m.State("ROUTES"):
-                m.d.comb += [
-                    gather.i.valid.eq(self.i.valid & ~ended & ~tail),
-                    self.i.ready.eq(gather.i.ready & ~ended & ~tail),
-                ]
                 with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
                 with m.If(ended & (routes_left == 0) & filled):
-                    m.next = "START"
+                    go("START")
                 with m.Elif(ended | (routes_left == 0)):
                     m.d.comb += wrong.eq(1)
-                    m.next = "HEADER"
+                    go("HEADER")
                     with m.If(~(ended | tail | (gathered & beat.last))):
-                        m.next = "DISCARD"
+                        go("DISCARD")
                 with m.Else():
                     m.d.comb += gather.o.ready.eq(1)
                     with m.If(gather.o.valid):
@@ -307,30 +315,23 @@ class Receive(wiring.Component):
                             filled.eq(word.missing == Mux(routes.count[0], route_beats, 0)),
                             second.eq(0),
                         ]
-                        m.next = "ROUTE"
+                        go("ROUTE")
             with m.State("ROUTE"):
                 m.d.comb += self.o_route.valid.eq(1)
                 with m.If(self.o_route.ready):
                     m.d.sync += [routes_left.eq(routes_left - 1), second.eq(1)]
                     with m.If(second | (routes_left == 1)):
-                        m.next = "ROUTES"
+                        go("ROUTES")
             with m.State("START"):
                 with m.If(~self.routes_held):
-                    m.next = "STARTED"
+                    go("STARTED")
             with m.State("STARTED"):  # a wrong last route has halted the engine by now
                 m.d.comb += self.start.eq(~self.halted)
-                m.next = "HEADER"
+                go("HEADER")
             with m.State("WEIGHTS"):
-                m.d.comb += [
-                    self.o_weights.valid.eq(self.i.valid),
-                    self.i.ready.eq(self.o_weights.ready),
-                    self.moved.eq(passed),
-                    self.answered.eq(passed & beat.last),
-                ]
+                m.d.comb += [self.moved.eq(passed), self.answered.eq(passed & beat.last)]
                 with m.If(passed & beat.last):
-                    m.next = "HEADER"
-        with m.If(self.reset):
-            m.d.sync += configured.eq(0)
+                    go("HEADER")
         with m.If(wrong & ~self.halted):
             m.d.sync += self.error.eq(Error.MESSAGE)
         m.d.comb += self.idle.eq(self.waiting & self.i.ready & ~self.i.valid)

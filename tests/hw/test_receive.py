@@ -275,9 +275,9 @@ def test_receive_cycles(link_bytes):
         begin, follows = cycles[0], taken[number + 1][0]
         payload = len(cycles) - header
         assert cycles[:header] == list(range(begin, begin + header))
-        assert cycles[header:] == list(range(begin + header + 2, begin + header + 2 + payload))
+        assert cycles[header:] == list(range(begin + header + 3, begin + header + 3 + payload))
         gathering = number == 4 and link_bytes < 16
-        assert follows == begin + header + 2 + payload + gathering
+        assert follows == begin + header + 3 + payload + gathering
 
 
 def bad_messages(kinds: Kinds, rng) -> list[Case]:
