@@ -71,7 +71,7 @@ class Counters(wiring.Component):
         waiting, moved, idle, requested, length = (
             delay(m, value, 1) for value in (self.waiting, self.moved, self.idle, self.requested, self.length)
         )
-        start, running = (delay(m, value, 1, control=True) for value in (self.start, self.running))
+        start, running = (delay(m, value, 1, control=True) for value in (self.start, self.running & ~self.start))
         overhead = ~(activity.active | activity.back_pressured | activity.starved)
         events = {
             Counter.ACTIVE: activity.active,
