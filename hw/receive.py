@@ -251,13 +251,15 @@ class Receive(wiring.Component):
                     self.read_counters.eq(accepted[Message.READ_COUNTERS]),
                 ]
                 m.d.sync += [tail.eq(last), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
-                m.d.sync += [ended.eq(last), filled.eq(1), self.batch.eq(routes.batch)]
+                m.d.sync += [ended.eq(last), filled.eq(1)]
                 go("HEADER")
                 for message, state in STATES.items():
                     with m.If(accepted[message]):
                         go(state)
                 with m.If(wrong & ~last):
                     go("DISCARD")
+                with m.If(accepted[Message.ROUTES]):
+                    m.d.sync += self.batch.eq(routes.batch)
                 with m.If(accepted[Message.CONFIG] | accepted[Message.RESET]):
                     m.d.sync += configured.eq(0)
             with m.State("DISCARD"):
