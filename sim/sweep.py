@@ -121,6 +121,7 @@ def plot(figures: dict[str, Any], path: Path) -> None:
         panel.set_title(f"{rate} B a cycle", fontsize=10)
         panel.set_yscale("log")
         panel.set_yticks([16, 32, 64, 128, 256], ["16", "32", "64", "128", "256"])
+        panel.set_ylim(12, 300)
         panel.minorticks_off()
         panel.set_xlabel("latency, cycles")
     panels[0].set_ylabel("cycles a block (counted)")

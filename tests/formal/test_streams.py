@@ -1,42 +1,85 @@
 """A payload that waits holds, at the outputs that are registers; the queues' own outputs are in ``test_queue``."""
 
+from collections.abc import Callable, Mapping, Sequence
+
 import pytest
-from amaranth.hdl import Module
-from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.hdl import Cat, Module, Signal, Value
+from amaranth.lib import wiring
 
-from hw import decode, gather
+from hw import decode, fetch, gather, receive, send
 from hw.formats.params import Params
-from hw.layouts import WIDE_BEAT, WORD, link_beat, matrix_command, sub_block
 
-from .prove import Refuted, broken, never_reset, prove, waiting_payload_holds
+from .prove import Opened, Refuted, assume, broken, claim, never_reset, prove, waiting_payload_holds
 
 
 class HoldProof(wiring.Component):
-    """The component behind free inputs, of which only the output's handshake is looked at."""
+    """The component behind free inputs, of which only the handshake of ``outputs`` is looked at.
 
-    def __init__(self, dut: wiring.Component, inputs: dict[str, object], output: object) -> None:
-        self.dut, self.inputs = dut, inputs
-        ports = {name: In(stream.Signature(shape)) for name, shape in inputs.items()}  # pyright: ignore[reportArgumentType] any shape
-        super().__init__(ports | {"o": Out(stream.Signature(output))})  # pyright: ignore[reportArgumentType] any shape
+    Payloads that wait at ``holding`` inputs hold; ``constant`` inputs never change. ``said`` names the registers that
+    repeat which states the FSM is in, as induction has to know.
+    """
+
+    def __init__(
+        self,
+        dut: wiring.Component,
+        outputs: Sequence[str],
+        *,
+        holding: Sequence[str] = (),
+        constant: Sequence[str] = (),
+        said: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.dut, self.outputs, self.holding, self.constant, self.said = dut, outputs, holding, constant, said or {}
+        super().__init__(dut.signature)
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.dut = self.dut  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType] a component
-        for name in self.inputs:
-            wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(self.dut, name))
-        wiring.connect(m, self.dut.o, wiring.flipped(self.o))  # pyright: ignore[reportAttributeAccessIssue] every dut has o
+        m.submodules.dut = opened = Opened(self.dut)
+        for register, states in self.said.items():
+            fsm = opened.module._generated["fsm"]  # Amaranth has no public way to it; the release is pinned
+            claim(m, opened[register] == Cat(fsm.state == fsm.encoding[state] for state in states).any())
+        wiring.connect(m, wiring.flipped(self), self.dut)
         never_reset(m)
-        waiting_payload_holds(m, self.o)  # pyright: ignore[reportAttributeAccessIssue] made in __init__
+        for name in self.outputs:
+            waiting_payload_holds(m, getattr(self.dut, name))
+        later = Signal()
+        m.d.sync += later.eq(1)
+        for name in (*self.holding, *self.constant):
+            port = getattr(self, name)
+            stays = 1 if name in self.constant else port.valid & ~port.ready
+            value = Value.cast(port if name in self.constant else port.payload)
+            before, stayed = Signal.like(value, name=f"before_{name}"), Signal(name=f"stayed_{name}")
+            m.d.sync += [before.eq(value), stayed.eq(stays)]
+            assume(m, ~(later & stayed) | (value == before))
+            if name in self.holding:
+                assume(m, ~(later & stayed) | port.valid)
         return m
 
 
 def gather_proof(source, link_bytes: int) -> HoldProof:
-    return HoldProof(source.Gather(link_bytes), {"i": link_beat(link_bytes)}, WIDE_BEAT)
+    return HoldProof(source.Gather(link_bytes), ["o"])
 
 
 def decode_proof(source, params: Params) -> HoldProof:
-    return HoldProof(source.Decode(params), {"i": WORD, "i_matrix": matrix_command(params)}, sub_block(params))
+    return HoldProof(source.Decode(params), ["o"])
+
+
+def fetch_proof(source) -> HoldProof:
+    params = Params(max_batch=2, max_experts=4)
+    return HoldProof(source.Fetch(params), ["o_request", "o_matrix", "o_expert"], constant=["config"])
+
+
+def receive_proof(source, link_bytes: int) -> HoldProof:
+    params = Params(link_bytes=link_bytes, max_batch=2, max_experts=4)
+    said = {"welcome": ["HEADER", "DISCARD", "CONFIG"], "gathering": ["X", "ROUTES"], "passing": ["WEIGHTS"]}
+    return HoldProof(source.Receive(params), ["o_weights", "o_x", "o_route"], holding=["i"], said=said)
+
+
+def send_proof(source, link_bytes: int) -> HoldProof:
+    return HoldProof(source.Send(Params(link_bytes=link_bytes, max_batch=2)), ["o"])
+
+
+def cut_proof(source, link_bytes: int) -> HoldProof:
+    return HoldProof(source.Cut(link_bytes), ["o"])
 
 
 @pytest.mark.formal
@@ -51,6 +94,18 @@ def test_decode(tmp_path):
 
 
 @pytest.mark.formal
+def test_fetch(tmp_path):
+    prove(fetch_proof(fetch), tmp_path, depth=2)
+
+
+@pytest.mark.formal
+@pytest.mark.parametrize("link_bytes", [4, 16])
+@pytest.mark.parametrize(("proof", "source"), [(receive_proof, receive), (send_proof, send), (cut_proof, send)])
+def test_messages(proof, source, link_bytes, tmp_path):
+    prove(proof(source, link_bytes), tmp_path, depth=2)
+
+
+@pytest.mark.formal
 def test_the_proof_fails_on_a_broken_gather(tmp_path):
     bad = broken(gather, "self.i.ready.eq(self.o.ready | ~self.o.valid)", "self.i.ready.eq(1)")
     with pytest.raises(Refuted):
@@ -62,3 +117,19 @@ def test_the_proof_fails_on_a_broken_decode(tmp_path):
     bad = broken(decode, "step.eq(self.o.ready | ~self.o.valid)", "step.eq(1)")
     with pytest.raises((Refuted, RuntimeError)):
         prove(decode_proof(bad, Params(max_batch=1)), tmp_path, depth=3)
+
+
+BREAKS: list[tuple[Callable[..., HoldProof], object, str, str]] = [
+    (fetch_proof, fetch, "with m.If(self.o_request.ready):", "with m.If(1):"),
+    (receive_proof, receive, "gather.o.ready.eq(self.o_x.ready)", "gather.o.ready.eq(1)"),
+    (send_proof, send, "free.eq((left == 0) | ((left == 1) & self.o.ready))", "free.eq(left <= 1)"),
+    (cut_proof, send, "free.eq(self.o.ready | ~self.o.valid)", "free.eq(1)"),
+]
+
+
+@pytest.mark.formal
+@pytest.mark.parametrize(("proof", "source", "old", "new"), BREAKS)
+def test_the_proof_fails_on_a_component_that_does_not_wait(proof, source, old, new, tmp_path):
+    bad = broken(source, old, new)
+    with pytest.raises(Refuted):
+        prove(proof(bad) if proof is fetch_proof else proof(bad, 16), tmp_path, depth=14)

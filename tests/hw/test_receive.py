@@ -80,6 +80,7 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
     routes_to_come = 0
     ports = {"weights": dut.o_weights, "x": dut.o_x, "route": dut.o_route}
     waited: dict[str, int | None] = dict.fromkeys(ports)
+    settings = ctx.get(dut.batch), ctx.get(Value.cast(dut.config))
     quiet = 0
     cycle = 0
     while quiet < 20:
@@ -97,6 +98,9 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
             ctx.set(port.ready, rng.random() < p_out and not (name == "route" and work))
         here = events[now]
         work -= work > 0
+        kept, settings = settings, (ctx.get(dut.batch), ctx.get(Value.cast(dut.config)))
+        changes = case.beats[0][0][0] in (Message.CONFIG, Message.ROUTES) and not (case.running or case.halted)
+        assert changes or settings == kept, "a message changed the settings that is not to"
         for name, port in ports.items():
             if not ctx.get(port.valid):
                 assert waited[name] is None, f"o_{name} withdrew a payload"
@@ -257,7 +261,7 @@ def test_receive(link_bytes, p_in, p_out):
 
 @pytest.mark.parametrize("link_bytes", LINK_BYTES)
 def test_receive_cycles(link_bytes):
-    """A header costs two cycles beside its beats, a payload's beats one each; only words wait for their gathering."""
+    """A header costs three cycles beside its beats, a payload's beats one each; only words wait for their gathering."""
     rng = np.random.default_rng(0)
     kinds = Kinds(link_bytes)
     cases = [

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from amaranth.hdl import Value
+from amaranth.hdl import ResetInserter, Signal, Value
 from amaranth.sim import Simulator
 
 from hw.combine import Combine
@@ -165,6 +165,36 @@ def test_send_says_what_waits_in_order():
         Step(counters, at_once=True),
     ]
     run(params, steps)
+
+
+@pytest.mark.parametrize("link_bytes", [1, 16])
+def test_send_starts_again_after_a_reset(link_bytes):
+    """Wherever in a message it comes: then the greeting and, of the next layer, nothing but its own outputs."""
+    rng = np.random.default_rng(link_bytes)
+    params = Params(link_bytes=link_bytes, **WIDTHS)
+    y = random_outputs(rng, 1, 256)
+    want = [hello(params), *outputs(y, 1, 256), header(Message.DONE)]
+    dut, reset = Send(params), Signal()
+
+    async def process(ctx):
+        for cycles in (1, 5, *rng.integers(20, 250, 4).tolist()):
+            ctx.set(dut.batch, 2)
+            ctx.set(dut.width, 512)
+            ctx.set(dut.layer_done, 1)
+            for _ in range(cycles):
+                ctx.set(dut.o.ready, rng.random() < 0.8)
+                await ctx.tick()
+            ctx.set(reset, 1)
+            await ctx.tick()
+            ctx.set(reset, 0)
+            steps = [Step(want[:1], at_once=True), Step(want[1:], layer_done=1)]
+            said, _, dones = await converse(ctx, dut, steps, y, [0] * len(Counter), rng, 1.0)
+            assert (said, dones) == (want, 1)
+
+    sim = Simulator(ResetInserter(reset)(dut))
+    sim.add_clock(1e-6)
+    sim.add_testbench(process)
+    sim.run()
 
 
 @pytest.mark.parametrize("link_bytes", LINK_BYTES)
