@@ -13,7 +13,7 @@ class Fetch(wiring.Component):
     """Walk the experts in ascending order; ask for up, gate and down of each that a token wants (in tape mode, of all).
 
     Each request goes out together with the command that tells the decoder what will come. At most
-    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes six cycles, a request
+    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes seven cycles, a request
     two and more.
 
     Members
@@ -116,8 +116,11 @@ class Fetch(wiring.Component):
                     m.d.sync += self.busy.eq(1)
                     m.next = "LOOK"
             with m.State("LOOK"):
-                m.d.sync += [mask.eq(self.mask), wanted.eq(self.mask.any())]
+                m.d.sync += mask.eq(self.mask)
                 m.d.comb += self.forget.eq(1)
+                m.next = "SEE"
+            with m.State("SEE"):
+                m.d.sync += wanted.eq(mask.any())
                 m.next = "NAME"
             with m.State("NAME"):
                 m.d.comb += self.o_expert.valid.eq(wanted)

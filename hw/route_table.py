@@ -1,7 +1,7 @@
 """Who wants which expert, and how much: the router's decision, held for a layer."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.formats.messages import WEIGHT_BITS
@@ -42,6 +42,7 @@ class RouteTable(wiring.Component):
     forget: Signal
     weight_token: Signal
     weight_expert: Signal
+    weight: data.View
 
     def __init__(self, params: Params) -> None:
         self.params = params

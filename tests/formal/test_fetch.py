@@ -64,21 +64,24 @@ class FetchProof(wiring.Component):
         m = Module()
         dut = self.source.Fetch(PARAMS)
         m.submodules.dut = opened = Opened(dut)
-        config, masks = self.config, self.masks
+        config = self.config
+        masks = [self.masks[n] for n in range(PARAMS.max_experts)]
+        lengths = Array(config.lengths[n] for n in range(MATRICES))
         for name in ("o_request", "o_matrix", "o_expert"):
             wiring.connect(m, getattr(dut, name), wiring.flipped(getattr(self, name)))
             waiting_payload_holds(m, getattr(dut, name))
         never_reset(m)
 
         # The surroundings.
-        for n, value in enumerate(Value.cast(port) for port in (masks, config, self.starts)):
+        for n, value in enumerate(Value.cast(port) for port in (self.masks, config, self.starts)):
             before = Signal.like(value, name=f"before_{n}")
             later = Signal(name=f"later_{n}")
             m.d.sync += [before.eq(value), later.eq(1)]
             assume(m, ~later | (value == before))
         assume(m, config.experts != 0, config.experts <= PARAMS.max_experts)
         assume(m, config.outstanding != 0, config.outstanding <= MAX_OUTSTANDING)
-        for starts, offset, length in zip(self.starts, config.offsets, config.lengths, strict=True):
+        for kind in range(MATRICES):
+            starts, offset, length = self.starts[kind], config.offsets[kind], config.lengths[kind]
             assume(m, starts[0] == offset)
             for n in range(PARAMS.max_experts):
                 assume(m, starts[n + 1] == (starts[n] + length)[:OFFSET_BITS])
@@ -114,7 +117,8 @@ class FetchProof(wiring.Component):
         walking = Signal()
 
         def starts_at(matrix, expert):
-            return Array(Array(starts) for starts in self.starts)[matrix][expert]
+            places = [Array(self.starts[kind][n] for n in range(PARAMS.max_experts + 1)) for kind in range(MATRICES)]
+            return Array(places)[matrix][expert]
 
         down = matrix == Kind.DOWN.value
         with m.If(dut.o_request.valid):
@@ -123,7 +127,7 @@ class FetchProof(wiring.Component):
                 m,
                 walking & to_request & ~owed,
                 request.offset == starts_at(matrix, expert),
-                request.length == Array(config.lengths)[matrix],
+                request.length == lengths[matrix],
                 ~to_name | (next_name > expert),
             )
             with m.If(dut.o_request.ready):
@@ -166,7 +170,9 @@ class FetchProof(wiring.Component):
         m.d.comb += here.eq(opened["expert"])
         claim(m, dut.busy == ~state("IDLE"), ~dut.busy | walking, matrix < MATRICES, turn < MATRICES)
         with m.If(dut.busy & ~state("DRAIN")):
-            claim(m, here < config.experts, place <= here + state("NEXT"), named <= here + ~state("LOOK", "NAME"))
+            claim(
+                m, here < config.experts, place <= here + state("NEXT"), named <= here + ~state("LOOK", "SEE", "NAME")
+            )
             for n in range(MATRICES):
                 index = Signal(range(MATRICES), name=f"matrix_at_{n}")
                 m.d.comb += index.eq(Mux(turn + n < MATRICES, turn + n, turn + n - MATRICES))
@@ -174,20 +180,21 @@ class FetchProof(wiring.Component):
                 claim(
                     m,
                     opened["offsets"].word_select(n, OFFSET_BITS) == starts_at(index, (here + moved)[: len(here)]),
-                    opened["lengths"].word_select(n, LENGTH_BITS) == Array(config.lengths)[index],
+                    opened["lengths"].word_select(n, LENGTH_BITS) == lengths[index],
                 )
-        with m.If(state("LOOK", "NAME")):
+        with m.If(state("LOOK", "SEE", "NAME")):
             claim(m, turn == 0, matrix == 0, ~owed, ~to_request | (expert >= here), ~to_name | (next_name >= here))
         with m.If(state("LOOK")):
             claim(m, forgotten == (1 << here) - 1)
-        with m.If(state("NAME", "TURN", "REQUEST", "ANNOUNCE", "NEXT")):
+        with m.If(state("SEE", "NAME", "TURN", "REQUEST", "ANNOUNCE", "NEXT")):
             claim(
                 m,
                 forgotten == (2 << here) - 1,
                 opened["mask"] == Array(masks)[here],
-                opened["wanted"] == opened["mask"].any(),
                 opened["last_expert"] == (here + 1 == config.experts),
             )
+        with m.If(state("NAME", "TURN", "REQUEST", "ANNOUNCE", "NEXT")):
+            claim(m, opened["wanted"] == opened["mask"].any())
         with m.If(state("TURN", "REQUEST", "ANNOUNCE", "NEXT")):
             claim(m, ~to_name | (next_name > here))
         with m.If(state("TURN", "REQUEST", "ANNOUNCE")):
@@ -223,7 +230,7 @@ BREAKS = [
     ("expert.eq(expert + 1)", "expert.eq(expert)"),
     ("with m.If(last_expert):", "with m.If(1):"),
     ("last_expert.eq(expert + 1 == config.experts)", "last_expert.eq(expert == config.experts)"),
-    ("wanted.eq(self.mask.any())", "wanted.eq(self.mask.all())"),
+    ("wanted.eq(mask.any())", "wanted.eq(mask.all())"),
     ("self.o_expert.valid.eq(wanted)", "self.o_expert.valid.eq(1)"),
     ("self.o_matrix.p.kind.eq(matrix)", "self.o_matrix.p.kind.eq(2 - matrix)"),
     ("offsets[2].eq(offsets[0] + lengths[0])", "offsets[2].eq(offsets[0])"),

@@ -155,17 +155,16 @@ def check_config(ctx, dut: Receive, cases: list[Case], number: int) -> None:
 def run(params: Params, cases: list[Case], *, seed: int = 0, p_in: float = 1.0, p_out: float = 1.0) -> Outcome:
     """The outcome of the cases, of which a bad one may let words and routes through before it is known to be bad."""
     dut = Receive(params)
-    outcome = None
+    outcomes = []
 
     async def process(ctx):
-        nonlocal outcome
-        outcome = await exchange(ctx, dut, cases, np.random.default_rng(seed), p_in, p_out)
+        outcomes.append(await exchange(ctx, dut, cases, np.random.default_rng(seed), p_in, p_out))
 
     sim = Simulator(dut)
     sim.add_clock(1e-6)
     sim.add_testbench(process)
     sim.run()
-    assert outcome is not None
+    (outcome,) = outcomes
     for number, (case, events) in enumerate(zip(cases, outcome.events, strict=True)):
         bad = [event[0] for event in case.want] == ["error"]
         got = [event for event in events if not (bad and event[0] in ("x", "route"))]
@@ -205,10 +204,14 @@ class Kinds:
     def weights(self, data: bytes, **surroundings) -> Case:
         beats = self.cut(messages.weights(data))
         payload = beats[16 // self.link_bytes :]
-        return Case(beats, [("weights", *beat) for beat in payload], **({"waiting": 1} | surroundings))
+        return Case(beats, [("weights", *beat) for beat in payload], waiting=1, **surroundings)
 
     def random(self, rng) -> Case:
         """A good message, any but ``RESET``; a configuration has come before."""
+
+        def u16() -> int:
+            return int(rng.integers(1 << 16))
+
         link_bytes, p = self.link_bytes, self.params
         kind = rng.choice(["config", "load_x", "routes", "weights", "read_counters"], p=[0.2, 0.1, 0.3, 0.3, 0.1])
         if kind == "config":
@@ -219,8 +222,7 @@ class Kinds:
         if kind == "load_x":
             return self.load_x(rng, int(rng.integers(p.max_batch)), int(rng.integers(p.max_columns)))
         if kind == "routes":
-            sizes = (1 << 16, 1 << 16, 1 << 32)
-            entries = [tuple(int(rng.integers(n)) for n in sizes) for _ in range(rng.integers(6))]
+            entries = [(u16(), u16(), u16() << 16 | u16()) for _ in range(rng.integers(6))]
             return self.routes(int(rng.integers(1, p.max_batch + 1)), entries)
         if kind == "weights":
             return self.weights(rng.bytes(link_bytes * int(rng.integers(1, 20))), running=int(rng.integers(2)))
@@ -235,8 +237,9 @@ def test_receive(link_bytes, p_in, p_out):
     kinds = Kinds(link_bytes)
     params = kinds.params
     smallest = Layer(256, 256, 1, (0, 0, 0), Mode.SELECTED, 1)
+    far = (1 << 48) - 1
     largest = Layer(
-        params.max_width, params.max_expert_width, params.max_experts, ((1 << 48) - 1,) * 3, Mode.TAPE, MAX_OUTSTANDING
+        params.max_width, params.max_expert_width, params.max_experts, (far, far, far), Mode.TAPE, MAX_OUTSTANDING
     )
     cases = [
         kinds.config(largest),

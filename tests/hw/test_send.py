@@ -45,7 +45,7 @@ async def converse(ctx, dut: Send, steps: list[Step], y, counters, rng, p_out: f
     """The messages, the cycle of each beat and the count of ``done`` pulses, for steps one after another."""
     said, cycles, message = [], [], b""
     dones = 0
-    memory = deque([0] * Combine.LATENCY)
+    memory = deque([(0, 0)] * Combine.LATENCY)
     number = deque([0] * Counters.LATENCY)
     waited = None
     quiet = cycle = 0
@@ -96,19 +96,17 @@ async def converse(ctx, dut: Send, steps: list[Step], y, counters, rng, p_out: f
 
 def run(params: Params, steps: list[Step], y=None, counters=None, *, seed: int = 0, p_out: float = 1.0):
     dut = Send(params)
-    outcome = None
+    outcomes = []
 
     async def process(ctx):
-        nonlocal outcome
         numbers = counters or [0] * len(Counter)
-        outcome = await converse(ctx, dut, steps, y or {}, numbers, np.random.default_rng(seed), p_out)
+        outcomes.append(await converse(ctx, dut, steps, y or {}, numbers, np.random.default_rng(seed), p_out))
 
     sim = Simulator(dut)
     sim.add_clock(1e-6)
     sim.add_testbench(process)
     sim.run()
-    assert outcome is not None
-    said, cycles, dones = outcome
+    ((said, cycles, dones),) = outcomes
     assert said == [message for step in steps for message in step.want]
     assert dones == sum(step.layer_done for step in steps)
     return cycles
