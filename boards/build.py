@@ -26,7 +26,9 @@ from hw.formats.params import Params
 from hw.primitives.pll import Pll, PllSettings, pll_settings
 
 BOARDS = {"ulx3s_12f": Ulx3s12F, "ulx3s_25f": Ulx3s25F, "ulx3s_45f": Ulx3s45F, "ulx3s_85f": Ulx3s85F}
-SMALL, LARGE = (Params(tokens=1, max_batch=batch, max_width=1024, max_expert_width=512) for batch in (4, 8))
+SMALL, LARGE = (
+    Params(tokens=1, max_batch=batch, max_width=1024, max_expert_width=512, max_experts=64) for batch in (4, 8)
+)
 PARAMS = {"ulx3s_12f": SMALL, "ulx3s_25f": SMALL, "ulx3s_45f": LARGE, "ulx3s_85f": LARGE}
 """The outputs of a batch of 8 do not fit a 25F's block memories."""
 SEEDS = (1, 2, 3)

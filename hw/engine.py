@@ -1,6 +1,6 @@
 """The expert engine: the router's decision in, the layer's output out."""
 
-from amaranth.hdl import Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -109,6 +109,7 @@ class Engine(wiring.Component):
         layer_error = Signal(8)
         experts_left = Signal(range(params.max_experts + 1))
         matrices_left = Signal(range(2 * MAX_OUTSTANDING + 1))
+        none_left = Signal(2)
         layer_done = Signal()
         # Events in registers: that they count a cycle late matters to none of the sums below.
         row_error = Signal(2)
@@ -142,15 +143,8 @@ class Engine(wiring.Component):
             running.eq((running | receive.start) & ~send.done),
             experts_left.eq(experts_left + expert_named - expert_finished),
             matrices_left.eq(matrices_left + matrix_named - matrices.activity.matrix_end),
-            layer_done.eq(
-                running
-                & ~receive.start
-                & ~fetch.start
-                & ~fetch.busy
-                & (experts_left == 0)
-                & (matrices_left == 0)
-                & ~send.done
-            ),
+            none_left.eq(Cat(experts_left == 0, matrices_left == 0)),
+            layer_done.eq(running & ~receive.start & ~fetch.start & ~fetch.busy & none_left.all() & ~send.done),
         ]
         begin = Signal()  # a cycle after all counters were cleared
         status.d.sync += begin.eq(receive.start)

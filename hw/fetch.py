@@ -13,8 +13,8 @@ class Fetch(wiring.Component):
     """Walk the experts in ascending order; ask for up, gate and down of each that a token wants (in tape mode, of all).
 
     Each request goes out together with the command that tells the decoder what will come. At most
-    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes seven cycles, a request
-    two and more.
+    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes seven cycles, a
+    request two and more.
 
     Members
     -------

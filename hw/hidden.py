@@ -134,7 +134,9 @@ class Hidden(wiring.Component):
             with m.State("OFFER"):
                 m.d.comb += swiglu.i.valid.eq(1)
                 with m.If(swiglu.i.ready):
-                    m.next = "ASK"
+                    m.next = "REST"
+            with m.State("REST"):  # elements are six cycles apart at least, as the rounding wants
+                m.next = "ASK"
 
         # The memory's ports: h and up sums never come at the same time; rounding reads when nobody asks.
         write_place = Mux(up_valid, Cat(place_out.row, place_out.token), Cat(swiglu.o.place.row, swiglu.o.place.token))

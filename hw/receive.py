@@ -183,6 +183,7 @@ class Receive(wiring.Component):
         x_word = Signal(range(X_WORDS))
         route_pair = Signal(2 * ROUTE.size)
         routes_left = Signal(16)
+        no_route_left = Signal()
         second = Signal()
         ended = Signal()  # the message's last word has been looked at
         filled = Signal()  # that word had as many bytes as the count of routes says
@@ -251,7 +252,7 @@ class Receive(wiring.Component):
                     self.read_counters.eq(accepted[Message.READ_COUNTERS]),
                 ]
                 m.d.sync += [tail.eq(last), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
-                m.d.sync += [ended.eq(last), filled.eq(1)]
+                m.d.sync += [ended.eq(last), filled.eq(1), no_route_left.eq(last)]  # a good message without payload
                 go("HEADER")
                 for message, state in STATES.items():
                     with m.If(accepted[message]):
@@ -301,9 +302,9 @@ class Receive(wiring.Component):
             with m.State("ROUTES"):
                 with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
-                with m.If(ended & (routes_left == 0) & filled):
+                with m.If(ended & no_route_left & filled):
                     go("START")
-                with m.Elif(ended | (routes_left == 0)):
+                with m.Elif(ended | no_route_left):
                     m.d.comb += wrong.eq(1)
                     go("HEADER")
                     with m.If(~(ended | tail | (gathered & beat.last))):
@@ -321,7 +322,7 @@ class Receive(wiring.Component):
             with m.State("ROUTE"):
                 m.d.comb += self.o_route.valid.eq(1)
                 with m.If(self.o_route.ready):
-                    m.d.sync += [routes_left.eq(routes_left - 1), second.eq(1)]
+                    m.d.sync += [routes_left.eq(routes_left - 1), no_route_left.eq(routes_left == 1), second.eq(1)]
                     with m.If(second | (routes_left == 1)):
                         go("ROUTES")
             with m.State("START"):

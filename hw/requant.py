@@ -33,7 +33,7 @@ class Requant(wiring.Component):
 
     Members
     -------
-    i : In, :func:`hw.swiglu.swiglu_output`; i_valid : In, at most every fifth cycle
+    i : In, :func:`hw.swiglu.swiglu_output`; i_valid : In, at most every sixth cycle
     rows : In, rows of the expert, a multiple of 256
     r_token, r_row : Out, element to read; r_valid : Out; r_ready : In, the memory takes the address
     r_data : In, the element, ``READ_LATENCY`` cycles later
@@ -106,21 +106,22 @@ class Requant(wiring.Component):
         clipped = Signal(peak_shape, reset_less=True)
         m.d.sync += clipped.eq(Mux(zero | (own < EXPONENT_MIN), EXPONENT_MIN, own))
         so_far_2 = delayed(before, 1)
-        larger = Signal(peak_shape, reset_less=True)
-        m.d.sync += larger.eq(Mux(delayed(was_seen, 1) & (so_far_2 > clipped), so_far_2, clipped))
+        keep = Signal(reset_less=True)
+        m.d.sync += keep.eq(delayed(was_seen, 1) & (so_far_2 > clipped))
+        larger = delayed(Mux(keep, delayed(so_far_2, 1), delayed(clipped, 1)), 1)
         m.d.comb += [
-            write.addr.eq(Cat(delayed(token, 2), parity)),
+            write.addr.eq(Cat(delayed(token, 3), parity)),
             write.data.eq(larger),
-            write.en.eq(delayed(valid_1, 2, control=True)),
+            write.en.eq(delayed(valid_1, 3, control=True)),
         ]
         with m.If(valid_1):
             m.d.sync += seen.eq(seen | bit)
 
-        # A block is complete; four cycles later all that it left behind is in its memories.
+        # A block is complete; five cycles later all that it left behind is in its memories.
         row_end = place.end & place.row[:in_block].all()
-        complete = delayed(self.i_valid & row_end, 4, control=True)
-        block = delayed(place.row[in_block:], 4)
-        last_block = delayed(place.row + 1 == self.rows, 4)
+        complete = delayed(self.i_valid & row_end, 5, control=True)
+        block = delayed(place.row[in_block:], 5)
+        last_block = delayed(place.row + 1 == self.rows, 5)
         reading = Signal()
         final = Signal()
         left = Signal(params.max_batch)

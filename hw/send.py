@@ -79,7 +79,7 @@ class Send(wiring.Component):
         free = Signal()
         put = Signal()
         m.d.comb += [
-            free.eq((left == 0) | ((left == 1) & self.o.ready)),
+            free.eq(left == 0),  # a cycle late, so that nothing here waits for the link; words take two to make anyway
             self.o.valid.eq(left != 0),
             self.o.p.data.eq(word[: 8 * params.link_bytes]),
             self.o.p.last.eq(word_last & (left == 1)),
@@ -144,7 +144,7 @@ class Send(wiring.Component):
                 with m.Elif((self.fatal != 0) & ~told):
                     m.d.sync += kind.eq(Message.ERROR)
                     m.next = "HEADER"
-                with m.Elif(self.layer_done):
+                with m.Elif(self.layer_done & ~told):
                     m.d.sync += kind.eq(Mux(self.layer_error != 0, Message.ERROR, Message.OUTPUT))
                     m.d.sync += failed.eq(self.layer_error != 0)
                     m.next = "HEADER"

@@ -116,7 +116,7 @@ class Counter(enum.IntEnum):
     DRAINING = 11
     """Cycles of OVERHEAD in which an unwanted matrix passed."""
     WAITING = 12
-    """Cycles of OVERHEAD in which a down matrix waited for its input."""
+    """Cycles of OVERHEAD in which a down matrix waited for its input and nothing passed."""
     MATRICES_HELD = 13
     """The most that ever waited: matrices announced but not begun."""
     BLOCKS_HELD = 14

@@ -24,7 +24,7 @@ class Expert(NamedTuple):
 
 
 def run(params: Params, experts: list[Expert], rng: np.random.Generator, *, p_ready=1.0, p_in=1.0):
-    """Elements five cycles apart at least, and a memory that answers after ``READ_LATENCY`` cycles what was written.
+    """Elements six cycles apart at least, and a memory that answers after ``READ_LATENCY`` cycles what was written.
 
     Each expert begins in the cycle after the one before was done. Returns the words, and their count at each ``done``.
     """
@@ -39,7 +39,7 @@ def run(params: Params, experts: list[Expert], rng: np.random.Generator, *, p_re
             place, element = queue[0] if queue and wait <= 0 and rng.random() < p_in else (None, void)
             if place is not None:
                 queue.pop(0)
-                wait = 5
+                wait = 6
             wait -= 1
             ready = rng.random() < p_ready
             ctx.set(dut.i_valid, place is not None)

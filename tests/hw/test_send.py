@@ -153,16 +153,36 @@ def test_send(link_bytes, p_out):
 
 
 def test_send_says_what_waits_in_order():
-    """Asked for everything at once: the greeting, the fatal error, the layer and its end, the counters."""
+    """Asked for everything at once: the greeting, the layer's error and its end, the counters."""
     params = Params(link_bytes=4, **WIDTHS)
     counters = [header(Message.COUNTERS, "B", len(Counter)) + bytes(8 * len(Counter))]
     steps = [
         Step([hello(params)], at_once=True),
-        Step([header(Message.ERROR, "B", 4)], fatal=4, read_counters=1, at_once=True),
         Step([header(Message.ERROR, "B", 64), header(Message.DONE)], layer_done=1, layer_error=64, at_once=True),
-        Step(counters, at_once=True),
+        Step(counters, read_counters=1, at_once=True),
     ]
     run(params, steps)
+
+
+def test_send_says_nothing_of_a_layer_after_a_fatal_error():
+    """The layer may seem to end all the same: neither outputs nor an end of it are told."""
+    dut, said = Send(Params(link_bytes=16, **WIDTHS)), []
+
+    async def process(ctx):
+        ctx.set(dut.o.ready, 1)
+        ctx.set(dut.fatal, 4)
+        ctx.set(dut.layer_done, 1)
+        for _ in range(500):
+            if ctx.get(dut.o.valid):
+                said.append(ctx.get(dut.o.p.data[0]))
+            assert not ctx.get(dut.done)
+            await ctx.tick()
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(process)
+    sim.run()
+    assert said == [Message.HELLO, Message.ERROR]
 
 
 @pytest.mark.parametrize("link_bytes", [1, 16])
@@ -197,13 +217,14 @@ def test_send_starts_again_after_a_reset(link_bytes):
 
 @pytest.mark.parametrize("link_bytes", LINK_BYTES)
 def test_send_cycles(link_bytes):
-    """Within an output a beat every cycle, or a word every other cycle where a beat is a word."""
+    """Within an output a beat every cycle, and a cycle of rest after each word."""
     params = Params(link_bytes=link_bytes, **WIDTHS)
     y = random_outputs(np.random.default_rng(0), 1, 256)
     cycles = run(params, [Step([hello(params)]), Step([*outputs(y, 1, 256), header(Message.DONE)], layer_done=1)], y)
     beats = 16 // link_bytes
     payload = cycles[2 * beats : -beats]
-    assert np.diff(payload[beats:]).tolist() == [2 if link_bytes == 16 else 1] * (len(payload) - beats - 1)
+    want = [2 if (n + 1) % beats == 0 else 1 for n in range(len(payload) - beats - 1)]
+    assert np.diff(payload[beats:]).tolist() == want
 
 
 @pytest.mark.parametrize(("p_in", "p_out"), STALLS)
