@@ -67,7 +67,9 @@ class Counters(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         # Everything is looked at a cycle late, in step, so that nothing that is counted waits for its counter.
-        activity, levels = delay(m, self.activity, 1), delay(m, self.levels, 1)
+        activity, levels = (
+            data.View(view.shape(), delay(m, view.as_value(), 1)) for view in (self.activity, self.levels)
+        )
         waiting, moved, idle, requested, length = (
             delay(m, value, 1) for value in (self.waiting, self.moved, self.idle, self.requested, self.length)
         )

@@ -11,7 +11,7 @@ from hw.formats import q6_k as fmt
 from hw.formats.arithmetic import ACTIVATION_BITS, ACTIVATION_MAX, EXPONENT_BITS, EXPONENT_MIN
 from hw.formats.params import Params
 from hw.formats.sigmoid import SIGNIFICANT_BITS
-from hw.layouts import LOAD_VALUES, SCALED, activation_word, bits_for
+from hw.layouts import LOAD_VALUES, SCALED, activation_word, bits_for, hidden_place
 from hw.primitives.memory import BlockMemory
 from hw.swiglu import swiglu_output
 
@@ -57,7 +57,7 @@ class Requant(wiring.Component):
 
     def __init__(self, params: Params) -> None:
         self.params = params
-        place = swiglu_output(params)["place"].shape
+        place = hidden_place(params)
         super().__init__(
             {
                 "i": In(swiglu_output(params)),

@@ -96,9 +96,8 @@ class Swiglu(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.elements = elements = memory.Memory(shape=swiglu_input(self.params), depth=SLOTS, init=[])
-        m.submodules.kept = kept = memory.Memory(
-            shape=data.StructLayout({"magnitude": SIGNIFICANT_BITS, "exponent": EXPONENT}), depth=SLOTS, init=[]
-        )
+        kept_shape = data.StructLayout({"magnitude": SIGNIFICANT_BITS, "exponent": EXPONENT})
+        m.submodules.kept = kept = memory.Memory(shape=kept_shape, depth=SLOTS, init=[])
         m.submodules.factors = factors = BlockRom(FACTORS)
         m.submodules.others = others = BlockRom(OTHERS)
         m.submodules.multiplier = multiplier = Multiplier(unsigned(SIGNIFICANT_BITS), unsigned(SIGNIFICANT_BITS))
@@ -114,7 +113,7 @@ class Swiglu(wiring.Component):
         exponent = Signal(EXPONENT, reset_less=True)
         m.d.comb += [element_read.addr.eq(slot), kept_read.addr.eq(slot)]
         element = Signal(swiglu_input(self.params), reset_less=True)
-        t = Signal(kept.shape, reset_less=True)
+        t = Signal(kept_shape, reset_less=True)
         m.d.sync += [
             element.eq(element_read.data),
             t.eq(kept_read.data),

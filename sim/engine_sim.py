@@ -237,7 +237,7 @@ class EngineSim:
             for column in range(columns):
                 block = x.mantissas[token, column].astype("<i2").tobytes()
                 self.send(messages.load_x(token, column, int(x.exponents[token, column]), block))
-        self.send(messages.routes(batch, [tuple(route) for route in routes]))
+        self.send(messages.routes(batch, routes))
         y = np.zeros((batch, layer.width), np.int64)
         asked = []
         limit = self._limit(layer)

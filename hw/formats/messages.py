@@ -34,6 +34,7 @@ experts lie one after another.
 
 import enum
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 VERSION = 1
@@ -172,7 +173,7 @@ def load_x(token: int, column: int, exponent: int, mantissas: bytes) -> bytes:
     return struct.pack("<BBBb12x", Message.LOAD_X, token, column, exponent) + mantissas
 
 
-def routes(batch: int, entries: list[tuple[int, int, int]]) -> bytes:
+def routes(batch: int, entries: Sequence[tuple[int, int, int]]) -> bytes:
     """The ``ROUTES`` message; ``entries`` are (token, expert, weight in Q1.16), in any order."""
     header = struct.pack("<BBH12x", Message.ROUTES, batch, len(entries))
     return header + b"".join(struct.pack("<HHI", *entry) for entry in entries)

@@ -98,7 +98,7 @@ async def run(host: Host, layer: Layer, x: activations.Activations, routes: list
         for column in range(columns):
             block = x.mantissas[token, column].astype("<i2").tobytes()
             host.to_send.put_nowait(messages.load_x(token, column, int(x.exponents[token, column]), block))
-    host.to_send.put_nowait(messages.routes(batch, [tuple(route) for route in routes]))
+    host.to_send.put_nowait(messages.routes(batch, routes))
     for want in golden.requests(layer, routes):
         assert await host.requests.get() == want
         host.to_send.put_nowait(messages.weights(read(*want).tobytes()))

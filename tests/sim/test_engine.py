@@ -367,7 +367,7 @@ def test_reset_in_the_middle(engine, bank, after):
         for column in range(2):
             block = bank.x.mantissas[token, column].astype("<i2").tobytes()
             engine.send(messages.load_x(token, column, int(bank.x.exponents[token, column]), block))
-    engine.send(messages.routes(3, [tuple(route) for route in bank.routes]))
+    engine.send(messages.routes(3, bank.routes))
     end = engine.cycle + after
     while engine.cycle < end:
         engine.run(end - engine.cycle)
