@@ -32,7 +32,7 @@ SMALL, LARGE = (
 PARAMS = {"ulx3s_12f": SMALL, "ulx3s_25f": SMALL, "ulx3s_45f": LARGE, "ulx3s_85f": LARGE}
 """The outputs of a batch of 8 do not fit a 25F's block memories."""
 SEEDS = (1, 2, 3)
-TARGET_MHZ = 150.0
+TARGET_MHZ = 100.0
 SYNTH_OPTIONS = "-nodsp -nowidelut"
 """Multipliers are instances, and no other product may take one; wide LUT muxes cost up to 3.4 times the area."""
 
