@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_summary():
         "routing_ns": 1.5,
         "levels": 1,
     }
-    assert got["params"] == {"link_bytes": 16, "tokens": 1, "max_batch": 8, "max_width": 1024}
+    assert got["params"] == asdict(Params())
     assert got["seeds"] == [1, 2, 3]
     assert got["command"] == (
         "python -m boards.build --board ulx3s_25f --mhz 150 --seeds 1,2,3 --out build/synth/ulx3s_25f"
@@ -178,12 +179,12 @@ def test_a_clock_that_the_pll_cannot_make_is_explained(tmp_path, capsys):
 
 
 def test_byte_port_has_pins_of_its_own():
-    """24 pins, none twice, none that the board shares with its ESP32 or analogue converter (GP/GN 11 to 17)."""
+    """23 pins, none twice, none that the board shares with its ESP32 or analogue converter (GP/GN 11 to 17)."""
     platform = build.BOARDS["ulx3s_85f"]()
     ports = platform.request("byte_port", dir="-")  # raises where a pin is taken or does not exist
-    names = ("i_data", "i_channel", "i_strobe", "i_ack", "o_data", "o_strobe", "o_ack", "error")
+    names = ("i_data", "i_last", "i_strobe", "i_ack", "o_data", "o_channel", "o_strobe", "o_ack")
     sites = [pin.name for name in names for pin in getattr(ports, name).io.metadata]
-    assert len(sites) == len(set(sites)) == 24
+    assert len(sites) == len(set(sites)) == 23
     header = platform.connectors["gpio", 0].mapping
     assert not {header[f"{number}{row}"] for number in range(11, 18) for row in "+-"} & set(sites)
 
