@@ -122,7 +122,7 @@ def test_the_proof_fails_on_a_broken_decode(tmp_path):
 BREAKS: list[tuple[Callable[..., HoldProof], object, str, str]] = [
     (fetch_proof, fetch, "with m.If(self.o_request.ready):", "with m.If(1):"),
     (receive_proof, receive, "gather.o.ready.eq(self.o_x.ready)", "gather.o.ready.eq(1)"),
-    (send_proof, send, "free.eq((left == 0) | ((left == 1) & self.o.ready))", "free.eq(left <= 1)"),
+    (send_proof, send, "free.eq(left == 0)", "free.eq(left <= 1)"),
     (cut_proof, send, "free.eq(self.o.ready | ~self.o.valid)", "free.eq(1)"),
 ]
 
