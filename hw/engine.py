@@ -68,9 +68,6 @@ class Engine(wiring.Component):
         m.d.sync += reset.eq(receive.reset)  # the next message cannot take effect before it does
         m.d.comb += cut.cut.eq(reset)
 
-        def resettable(component):
-            return ResetInserter(reset)(component)
-
         routes, fetch, hidden = RouteTable(params), Fetch(params), Hidden(params)
         matrices, combine, counters = MatrixEngine(params), Combine(params), Counters(params)
         announced = Queue(matrix_command(params), MAX_OUTSTANDING)
@@ -78,19 +75,23 @@ class Engine(wiring.Component):
         requests = Queue(REQUEST, 2)
         weights = Queue(link_beat(params.link_bytes), 2)  # so that the link does not wait for the decoder in one cycle
         send = Send(params)
-        m.submodules.routes = resettable(routes)
-        m.submodules.fetch = resettable(fetch)
-        m.submodules.hidden = resettable(hidden)
-        m.submodules.matrices = resettable(matrices)
-        m.submodules.combine = resettable(combine)
-        m.submodules.counters = resettable(counters)
-        m.submodules.announced = resettable(announced)
-        m.submodules.experts = resettable(experts)
-        m.submodules.requests = resettable(requests)
-        m.submodules.weights = resettable(weights)
-        m.submodules.send = resettable(send)
         status = Module()
-        m.submodules.status = resettable(status)
+        resettable = {
+            "routes": routes,
+            "fetch": fetch,
+            "hidden": hidden,
+            "matrices": matrices,
+            "combine": combine,
+            "counters": counters,
+            "announced": announced,
+            "experts": experts,
+            "requests": requests,
+            "weights": weights,
+            "send": send,
+            "status": status,
+        }
+        for name, part in resettable.items():
+            m.submodules[name] = ResetInserter(reset)(part)
 
         wiring.connect(m, wiring.flipped(self.i), receive.i)
         wiring.connect(m, send.o, cut.i)

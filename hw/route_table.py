@@ -27,7 +27,7 @@ class RouteTable(wiring.Component):
     mask_expert : In; mask : Out, the tokens that want the expert, at once
     forget : In, clears that expert's mask; not while routes come in
     weight_token, weight_expert : In
-    weight : Out, :func:`hw.layouts.router_weight`, ``LATENCY`` cycles later
+    weight : Out, ``ROUTER_WEIGHT``, ``LATENCY`` cycles later
     """
 
     LATENCY = BlockMemory.LATENCY

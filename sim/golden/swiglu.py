@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hw.formats.arithmetic import FRACTION_BITS
+from hw.formats.messages import WEIGHT_FRACTION_BITS
 from hw.formats.sigmoid import (
     EXP_PART,
     EXP_WHOLE,
@@ -22,9 +23,6 @@ from hw.formats.sigmoid import (
     SIGNIFICANT_BITS,
     WHOLE_BITS,
 )
-
-WEIGHT_FRACTION_BITS = 16
-"""Router weights are unsigned Q1.16, so 1 is exact."""
 
 Ints = NDArray[np.int64]
 

@@ -5,6 +5,7 @@ and stream rules checked from outside, is in ``test_engine_cocotb.py``.
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hw.formats.arithmetic import FRACTION_BITS
 from hw.formats.messages import Counter, Error, Layer, Message, Mode
 from hw.formats.params import Params
 from hw.formats.q6_k import D_OFFSET
-from sim.engine_sim import EngineError, EngineSim, Feed
+from sim.engine_sim import EngineError, EngineSim, Feed, start_messages
 from sim.golden import activations, q6_k
 from sim.golden import layer as golden
 from sim.golden.layer import Route
@@ -46,7 +47,7 @@ class Bank:
         return self.bytes[offset - BASE :][:length]
 
     def with_(self, **changes) -> Layer:
-        return Layer(**{**self.layer.__dict__, **changes})
+        return replace(self.layer, **changes)
 
     @functools.cached_property
     def golden(self) -> np.ndarray:
@@ -362,12 +363,8 @@ def test_impossible_message(engine, bank, message):
 def test_reset_in_the_middle(engine, bank, after):
     """Wherever a layer is broken off, the next one is right."""
     engine.feed(Feed(p_out=0.5, seed=after + 1))
-    engine.send(messages.config(bank.layer))
-    for token in range(3):
-        for column in range(2):
-            block = bank.x.mantissas[token, column].astype("<i2").tobytes()
-            engine.send(messages.load_x(token, column, int(bank.x.exponents[token, column]), block))
-    engine.send(messages.routes(3, bank.routes))
+    for message in start_messages(bank.layer, bank.x, bank.routes):
+        engine.send(message)
     end = engine.cycle + after
     while engine.cycle < end:
         engine.run(end - engine.cycle)

@@ -1,5 +1,7 @@
 """The golden layer against float64 and its own words: a formula that is wrong here would be wrong in hardware, too."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,7 @@ def test_requests():
         (gate + 2 * size, size),
         (down + 2 * size, size),
     ]
-    tape = Layer(**{**LAYER.__dict__, "mode": Mode.TAPE})
+    tape = replace(LAYER, mode=Mode.TAPE)
     assert len(golden.requests(tape, [])) == 9
     assert golden.requests(LAYER, []) == []
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_the_bytes_of_a_granite_layer():
     layer = golden.Layer(1024, 512, 32, (0, 32 * 430_080, 64 * 430_080))
     eight = [Route(0, expert, 8192) for expert in range(0, 32, 4)]
     assert sum(length for _, length in golden.requests(layer, eight)) == 10_321_920
-    tape = golden.Layer(**{**layer.__dict__, "mode": Mode.TAPE})
+    tape = replace(layer, mode=Mode.TAPE)
     assert sum(length for _, length in golden.requests(tape, eight)) == 41_287_680
 
 
