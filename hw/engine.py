@@ -37,6 +37,8 @@ class Engine(wiring.Component):
     ----------
     params
         See :class:`hw.formats.params.Params`.
+    design_id
+        What ``HELLO`` says of the sources that this was made of: 32 bits.
 
     Members
     -------
@@ -48,8 +50,8 @@ class Engine(wiring.Component):
     o: stream.Interface
     o_request: stream.Interface
 
-    def __init__(self, params: Params) -> None:
-        self.params = params
+    def __init__(self, params: Params, design_id: int = 0) -> None:
+        self.params, self.design_id = params, design_id
         beat = link_beat(params.link_bytes)
         super().__init__(
             {
@@ -74,7 +76,7 @@ class Engine(wiring.Component):
         experts = Queue(bits_for(params.max_experts), EXPERTS_WAITING)
         requests = Queue(REQUEST, 2)
         weights = Queue(link_beat(params.link_bytes), 2)  # so that the link does not wait for the decoder in one cycle
-        send = Send(params)
+        send = Send(params, self.design_id)
         status = Module()
         resettable = {
             "routes": routes,

@@ -19,6 +19,13 @@ VALUES = WORD_BYTES * 8 // ACCUMULATOR_BITS
 class Send(wiring.Component):
     """Say ``HELLO`` once, a fatal error once; after a layer its outputs or its error, and ``DONE``; counters if asked.
 
+    Parameters
+    ----------
+    params
+        See :class:`hw.formats.params.Params`.
+    design_id
+        For ``HELLO``: 32 bits.
+
     Members
     -------
     o : stream of :func:`hw.layouts.link_beat`
@@ -45,8 +52,8 @@ class Send(wiring.Component):
     counter: Signal
     value: Signal
 
-    def __init__(self, params: Params) -> None:
-        self.params = params
+    def __init__(self, params: Params, design_id: int = 0) -> None:
+        self.params, self.design_id = params, design_id
         super().__init__(
             {
                 "o": Out(stream.Signature(link_beat(params.link_bytes))),
@@ -127,7 +134,9 @@ class Send(wiring.Component):
             Message.HELLO: [
                 *(Const(n, 8) for n in (VERSION, params.link_bytes, params.tokens, params.max_batch)),
                 *(Const(n, 8) for n in (params.max_columns, params.max_hidden_columns)),
-                Const(params.max_experts, 16),
+                *(Const(n, 16) for n in (params.max_experts, params.frame_bytes // WORD_BYTES)),
+                Const(params.memory_bits, 8),
+                Const(self.design_id, 32),
             ],
             Message.ERROR: [Mux(failed, self.layer_error, self.fatal)],
             Message.OUTPUT: [self.y_token | Const(0, 8), self.width],

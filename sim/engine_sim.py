@@ -164,9 +164,7 @@ class EngineSim:
         self._sim = self._library.sim_new()
         self.feed(feed)
         greeting = self.receive(limit=1000)
-        said = (messages.VERSION, params.link_bytes, params.tokens, params.max_batch)
-        said += (params.max_columns, params.max_hidden_columns, params.max_experts)
-        if struct.unpack_from("<BBBBBBBH", greeting) != (Message.HELLO, *said):
+        if greeting != messages.hello(params):
             raise EngineError(f"the engine greets with {greeting.hex()}, not with its parameters")
 
     def __enter__(self) -> "EngineSim":

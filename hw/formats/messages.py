@@ -14,6 +14,10 @@ to the engine     header    fields from byte 1 on                               
                                                                                         weight u32); starts the layer
 ``WEIGHTS``       5                                                                     the bytes of the oldest request
 ``READ_COUNTERS`` 6                                                                     none
+``HOMES``         7         count u16 from byte 2 on                                    count x u64: bit 63: this expert
+                                                                                        lies in the board's memory; bits
+                                                                                        47..0: at that address
+``STORE``         8         address u48 from byte 2 on                                  bytes for the board's memory
 ================= ========= =========================================================== =============================
 
 =============== ====== =========================================== ==================================================
@@ -25,11 +29,18 @@ from the engine header fields from byte 1 on                       payload
 ``ERROR``       132    code u8, bits of :class:`Error`             none
 ``HELLO``       133    version u8, link bytes u8, tokens u8,       none; after power-up and ``RESET``
                        max batch u8, max width / 256 u8, max
-                       expert width / 256 u8, max experts u16
+                       expert width / 256 u8, max experts
+                       u16, frame words u16, memory bits u8,
+                       design id u32
+``FETCH``       134    offset u48 from byte 2 on, length u32       none; wants ``WEIGHTS``
 =============== ====== =========================================== ==================================================
 
 A request is (offset, length) in bytes of the model file: ``offset + expert * length`` for each tensor, since a tensor's
-experts lie one after another.
+experts lie one after another. The engine has a stream of its own for requests; the link makes ``FETCH`` messages of them.
+
+An expert lies with the host, unless ``HOMES``, between ``CONFIG`` and ``ROUTES``, says that it lies in the board's
+memory: up, gate and down matrix one after another. Such an expert is read there and not requested. ``CONFIG`` forgets
+all homes. ``STORE`` writes that memory; address and bytes are multiples of 16.
 """
 
 import enum
@@ -37,7 +48,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-VERSION = 1
+from .params import Params
+
+VERSION = 2
 HEADER_BYTES = 16
 OFFSET_BITS = 48
 LENGTH_BITS = 32
@@ -46,6 +59,9 @@ WEIGHT_FRACTION_BITS = 16
 """Router weights are unsigned Q1.16, up to 65536, so 1 is exact."""
 MAX_OUTSTANDING = 8
 """Requests that may be unanswered at a time."""
+IN_MEMORY = 1 << 63
+"""In a ``HOMES`` entry: the expert lies in the board's memory."""
+_HELLO = struct.Struct("<7BHHBI")
 
 
 class Message(enum.IntEnum):
@@ -57,11 +73,14 @@ class Message(enum.IntEnum):
     ROUTES = 4
     WEIGHTS = 5
     READ_COUNTERS = 6
+    HOMES = 7
+    STORE = 8
     OUTPUT = 129
     DONE = 130
     COUNTERS = 131
     ERROR = 132
     HELLO = 133
+    FETCH = 134
 
 
 class Mode(enum.IntEnum):
@@ -74,7 +93,7 @@ class Mode(enum.IntEnum):
 
 
 class Error(enum.IntFlag):
-    """Why there is no result. The first five stop the engine until ``RESET``; the others end their layer only."""
+    """Why there is no result. ``OVERFLOW`` and ``SCALE`` end their layer only, the others stop the engine until ``RESET``."""
 
     LENGTH = 1
     """The bytes that answer a request are more or fewer than its matrix has."""
@@ -90,6 +109,8 @@ class Error(enum.IntFlag):
     """A sum left Q24.40."""
     SCALE = 64
     """A block's ``d`` is NaN or infinite."""
+    MEMORY = 128
+    """The board's memory answered with an error."""
 
 
 class Counter(enum.IntEnum):
@@ -182,6 +203,57 @@ def routes(batch: int, entries: Sequence[tuple[int, int, int]]) -> bytes:
 def weights(data: bytes) -> bytes:
     """The ``WEIGHTS`` message that answers the oldest request."""
     return struct.pack("<B15x", Message.WEIGHTS) + data
+
+
+def homes(addresses: Sequence[int | None]) -> bytes:
+    """The ``HOMES`` message; where each expert lies in the board's memory, None: with the host."""
+    header = struct.pack("<BxH12x", Message.HOMES, len(addresses))
+    entries = (0 if address is None else address | IN_MEMORY for address in addresses)
+    return header + b"".join(struct.pack("<Q", entry) for entry in entries)
+
+
+def store(address: int, data: bytes) -> bytes:
+    """The ``STORE`` message; ``address`` and the length of ``data`` are multiples of 16."""
+    return struct.pack("<BxQ6x", Message.STORE, address) + data
+
+
+def fetch(offset: int, length: int) -> bytes:
+    """The ``FETCH`` message."""
+    return struct.pack("<BxQ", Message.FETCH, offset)[:8] + struct.pack("<I4x", length)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What the engine says of itself."""
+
+    version: int
+    params: Params
+    design_id: int
+    """Of the hardware's sources and parameters; 0: not said."""
+
+
+def hello(params: Params, design_id: int = 0, *, version: int = VERSION) -> bytes:
+    """The ``HELLO`` message."""
+    return _HELLO.pack(
+        Message.HELLO,
+        version,
+        params.link_bytes,
+        params.tokens,
+        params.max_batch,
+        params.max_columns,
+        params.max_hidden_columns,
+        params.max_experts,
+        params.frame_bytes // 16,
+        params.memory_bits,
+        design_id,
+    )
+
+
+def parse_hello(message: bytes) -> Hello:
+    """What a ``HELLO`` of this version says; ValueError for parameters that cannot be."""
+    _, version, link, tokens, batch, columns, hidden, experts, frame, memory, design_id = _HELLO.unpack_from(message)
+    params = Params(link, tokens, batch, 256 * columns, 256 * hidden, experts, 16 * frame, memory)
+    return Hello(version, params, design_id)
 
 
 def bare(kind: Message) -> bytes:

@@ -10,6 +10,8 @@ MAX_BATCH = 64
 MAX_WIDTH = 16384
 MAX_ROWS = 65535
 MAX_EXPERTS = 1024
+MAX_FRAME_BYTES = 65536
+MEMORY_BITS = range(20, 41)
 MAX_STORE_DEPTH = 16384
 """Words of a multiplier's activation memory: the deepest that one ECP5 block RAM (a bit wide then) can be."""
 
@@ -35,6 +37,11 @@ class Params:
         Widest expert: rows of the up and gate matrices and columns of the down matrix; a multiple of 256.
     max_experts
         Experts of a layer.
+    frame_bytes
+        Most payload of a frame that the link takes (:mod:`hw.formats.frames`); a power of two from 256 to 65536. Two
+        such payloads are buffered.
+    memory_bits
+        The board's own memory holds ``2**memory_bits`` bytes, 20..40; 0: it has none.
 
     Raises
     ------
@@ -48,6 +55,8 @@ class Params:
     max_width: int = 1024
     max_expert_width: int = 512
     max_experts: int = 128
+    frame_bytes: int = 4096
+    memory_bits: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -71,6 +80,10 @@ class Params:
                 )
         if not 1 <= self.max_experts <= MAX_EXPERTS:
             raise ValueError(f"max_experts must be in 1..{MAX_EXPERTS}, not {self.max_experts}")
+        if not 256 <= self.frame_bytes <= MAX_FRAME_BYTES or self.frame_bytes & (self.frame_bytes - 1):
+            raise ValueError(f"frame_bytes must be a power of two in 256..{MAX_FRAME_BYTES}, not {self.frame_bytes}")
+        if self.memory_bits and self.memory_bits not in MEMORY_BITS:
+            raise ValueError(f"memory_bits must be 0 or in 20..40, not {self.memory_bits}")
 
         depth = self.store_blocks * SUB_BLOCKS
         if depth > MAX_STORE_DEPTH:

@@ -94,7 +94,7 @@ def test_byte_port(link_bytes, slow):
     script = [1, messages.config(LAYER), vector, messages.routes(1, []), 3, messages.bare(Message.READ_COUNTERS), 4]
     script += [messages.routes(1, [(0, 2, 65536)]), 5, messages.weights(bytes(16)), 7, messages.bare(Message.RESET), 8]
     came = exchange(BytePort(params), script, rng=rng, slow=slow)
-    hello = struct.pack("<BBBBBBBH", Message.HELLO, messages.VERSION, link_bytes, 1, 2, 1, 1, 4)
+    hello = struct.pack("<7BHHBI", Message.HELLO, messages.VERSION, link_bytes, 1, 2, 1, 1, 4, 256, 0, 0)
     hello = ("MESSAGE", padded(hello, link_bytes))
     size = 256 * 210
     counters = came[3][1]

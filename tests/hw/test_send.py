@@ -16,6 +16,7 @@ from hw.send import Cut, Send
 from .streams import STALLS, run_streams
 
 WIDTHS = dict(max_batch=3, max_width=512, max_expert_width=1024, max_experts=300)
+DESIGN = 0xFEDCBA98
 QUIET = 40
 """Cycles without a beat after which nothing more is to come."""
 
@@ -25,7 +26,8 @@ def header(kind: Message, form: str = "", *fields: int) -> bytes:
 
 
 def hello(params: Params) -> bytes:
-    return header(Message.HELLO, "BBBBBBH", VERSION, params.link_bytes, params.tokens, params.max_batch, 2, 4, 300)
+    fields = (params.link_bytes, params.tokens, params.max_batch, 2, 4, 300, 256, 0, DESIGN)
+    return header(Message.HELLO, "BBBBBBHHBI", VERSION, *fields)
 
 
 class Step(NamedTuple):
@@ -95,7 +97,7 @@ async def converse(ctx, dut: Send, steps: list[Step], y, counters, rng, p_out: f
 
 
 def run(params: Params, steps: list[Step], y=None, counters=None, *, seed: int = 0, p_out: float = 1.0):
-    dut = Send(params)
+    dut = Send(params, DESIGN)
     outcomes = []
 
     async def process(ctx):
@@ -192,7 +194,7 @@ def test_send_starts_again_after_a_reset(link_bytes):
     params = Params(link_bytes=link_bytes, **WIDTHS)
     y = random_outputs(rng, 1, 256)
     want = [hello(params), *outputs(y, 1, 256), header(Message.DONE)]
-    dut, reset = Send(params), Signal()
+    dut, reset = Send(params, DESIGN), Signal()
 
     async def process(ctx):
         for cycles in (1, 5, *rng.integers(20, 250, 4).tolist()):
