@@ -5,6 +5,7 @@ and fails where the worst seed misses the clock that the bitstream runs on.
 """
 
 import argparse
+import hashlib
 import json
 import re
 import subprocess
@@ -20,8 +21,8 @@ from amaranth.hdl import ClockDomain, ClockSignal, Elaboratable, Module
 from amaranth.lib import io
 from amaranth.lib.cdc import ResetSynchronizer
 
-from boards.ulx3s import Ulx3s12F, Ulx3s25F, Ulx3s45F, Ulx3s85F
-from hw.byte_port import BytePort
+from boards.ulx3s import BAUD, Ulx3s12F, Ulx3s25F, Ulx3s45F, Ulx3s85F
+from hw.device import UartDevice
 from hw.formats.params import Params
 from hw.primitives.pll import Pll, PllSettings, pll_settings
 
@@ -51,10 +52,10 @@ class BuildError(RuntimeError):
 
 
 class Top(Elaboratable):
-    """The byte port on the board's pins, clocked by the PLL, in reset until the PLL has locked."""
+    """The device on the board's UART, clocked by the PLL, in reset until the PLL has locked."""
 
-    def __init__(self, params: Params, pll: PllSettings) -> None:
-        self.params, self.pll = params, pll
+    def __init__(self, params: Params, pll: PllSettings, design_id: int = 0) -> None:
+        self.params, self.pll, self.design_id = params, pll, design_id
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -65,16 +66,23 @@ class Top(Elaboratable):
         m.domains.sync = ClockDomain()
         m.d.comb += [pll.clk_i.eq(clock_pin.i), ClockSignal().eq(pll.clk_o)]
         m.submodules.reset = ResetSynchronizer(~pll.lock)
-        m.submodules.port = port = BytePort(self.params)
-        # Registers in the pins' own cells: all bits of a byte move together, whatever the routing.
-        pins = platform.request("byte_port", dir="-")
-        for name in ("i_data", "i_last", "i_strobe", "o_ack"):
-            m.submodules[f"{name}_pin"] = buffer = io.FFBuffer(io.Direction.Input, getattr(pins, name))
-            m.d.comb += getattr(port, name).eq(buffer.i)
-        for name in ("i_ack", "o_data", "o_channel", "o_strobe"):
-            m.submodules[f"{name}_pin"] = buffer = io.FFBuffer(io.Direction.Output, getattr(pins, name))
-            m.d.comb += buffer.o.eq(getattr(port, name))
+        m.submodules.device = device = UartDevice(
+            self.params, clock_hz=round(self.pll.f_out), baud=BAUD, design_id=self.design_id
+        )
+        pins = platform.request("uart", dir="-")
+        m.submodules.rx_pin = rx = io.Buffer(io.Direction.Input, pins.rx)
+        m.submodules.tx_pin = tx = io.FFBuffer(io.Direction.Output, pins.tx)
+        m.d.comb += [device.rx.eq(rx.i), tx.o.eq(device.tx)]
         return m
+
+
+def design_id(board: str, params: Params, pll: PllSettings) -> int:
+    """32 bits that tell one bitstream from another: of the hardware's sources, its parameters, board and clock."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256(json.dumps([board, asdict(params), str(pll.f_out)]).encode())
+    for source in sorted([*(root / "hw").rglob("*.py"), *(root / "boards").glob("*.py")]):
+        digest.update(source.read_bytes())
+    return int.from_bytes(digest.digest()[:4], "little")
 
 
 class Progress:
@@ -154,6 +162,7 @@ def summarise(
     platform: Any,
     params: Params,
     pll: PllSettings,
+    identity: int,
     reports: dict[int, dict[str, Any]],
     versions: dict[str, str],
 ) -> dict[str, Any]:
@@ -179,6 +188,7 @@ def summarise(
         "package": platform.package,
         "speed_grade": platform.speed,
         "params": asdict(params),
+        "design_id": f"{identity:08x}",
         "target_hz": round(target),
         "met": min(fmax.values()) >= target and target <= cap,
         "fmax_hz": {str(seed): round(value) for seed, value in fmax.items()},
@@ -212,7 +222,8 @@ def build(board: str, out: Path, *, target_mhz: float, seeds: list[int], say: Pr
     f_in = round(platform.default_clk_frequency)
     pll = pll_settings(f_in, Fraction(target_mhz).limit_denominator(1000) * 1_000_000)
     say(f"{board}: {platform.device} grade {platform.speed}, {float(pll.f_out) / 1e6:g} MHz")
-    plan = platform.prepare(Top(params, pll), synth_opts=SYNTH_OPTIONS)
+    identity = design_id(board, params, pll)
+    plan = platform.prepare(Top(params, pll, identity), synth_opts=SYNTH_OPTIONS)
     for name, content in plan.files.items():
         if name.endswith((".il", ".ys", ".lpf")):
             (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -244,7 +255,13 @@ def build(board: str, out: Path, *, target_mhz: float, seeds: list[int], say: Pr
         reports[seed] = json.loads((out / f"nextpnr_{seed}.json").read_text())
         say(f"seed {seed}: done")
     summary = summarise(
-        board=board, platform=platform, params=params, pll=pll, reports=reports, versions=tool_versions()
+        board=board,
+        platform=platform,
+        params=params,
+        pll=pll,
+        identity=identity,
+        reports=reports,
+        versions=tool_versions(),
     )
     best = max(summary["fmax_hz"], key=lambda seed: summary["fmax_hz"][seed])
     say(f"bitstream of seed {best}…")

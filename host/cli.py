@@ -1,7 +1,8 @@
 """The ``emufpga`` command.
 
-``main`` takes the arguments and returns the exit status: 0, 1 for a file that is refused, 2 for a wrong command line;
-an error is one line on stderr. A command is a function of its parsed arguments, listed in ``_parser``.
+``main`` takes the arguments and returns the exit status: 0, 1 for a file or device that is refused or fails, 2 for a
+wrong command line, 130 for Ctrl-C; an error is one line on stderr. A command is a function of its parsed arguments,
+listed in ``_parser``, which gives the status or None for 0.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from host import bench_storage, layers, selftest, transports
+from host.device import DeviceError
+from host.link import LinkError
 from host.model_file import ModelFile, ModelFileError
+from host.storage import StorageError
+from host.transports import SpecError
 from hw.formats import q6_k
 
 COUNTED = "counted from the file"
@@ -31,15 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; ``argv`` without the program's name, None for the process's own."""
     try:
         args = _parser().parse_args(argv)
-        args.command(args)
-    except ModelFileError as error:
+        return args.command(args) or 0
+    except (ModelFileError, DeviceError, LinkError, StorageError) as error:
         return _error(error, 1)
-    except _UsageError as error:
+    except (SpecError, _UsageError) as error:
         return _error(error, 2)
-    return 0
+    except KeyboardInterrupt:
+        return _error("interrupted", 130)
 
 
-def _error(error: Exception, status: int) -> int:
+def _error(error: Exception | str, status: int) -> int:
     print(f"emufpga: error: {error}", file=sys.stderr)
     return status
 
@@ -54,6 +61,23 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--layer", type=int, metavar="N", help="with --expert: where that expert's bytes lie")
     inspect.add_argument("--expert", type=int, metavar="E")
     inspect.set_defaults(command=_inspect)
+
+    devices = commands.add_parser("devices", help="list the devices that there are, and what to type for each")
+    devices.add_argument("--json", action="store_true", help="print JSON")
+    devices.set_defaults(command=_devices)
+
+    for name, module, text in (
+        ("selftest", selftest, "test a device: version, parameters, link rate, damaged frames, a known answer"),
+        ("layers", layers, "run a model's layers through a device and check every output"),
+    ):
+        command = commands.add_parser(name, help=text)
+        module.add_arguments(command)
+        command.set_defaults(command=module.run)
+
+    bench = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
+    storage = bench.add_parser("storage", help="how fast a model file's experts can be read")
+    bench_storage.add_arguments(storage)
+    storage.set_defaults(command=bench_storage.run)
     return parser
 
 
@@ -65,6 +89,23 @@ def _inspect(args: argparse.Namespace) -> None:
         if args.layer is not None:
             report["slices"] = _slices(model, args.layer, args.expert)
     print(json.dumps(report, indent=2) if args.json else _table(report))
+
+
+def _devices(args: argparse.Namespace) -> None:
+    found = [{"device": "golden", "what": "the golden model: exact, fast, without time"}]
+    missing = transports.sim_missing()
+    if missing is None:
+        found.append({"device": "sim", "what": "the Verilated hardware, built when first used (minutes)"})
+    found += [{"device": f"uart:{port}", "what": what} for port, what in transports.serial_ports()]
+    found += [{"device": f"pcie:{path}", "what": "XDMA streams"} for path in transports.xdma_devices()]
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return
+    for entry in found:
+        print(f"{entry['device']:<32}{_printable(entry['what'])}")
+    if missing is not None:
+        print(f"(no sim: the package {missing} is not installed; pip install 'emufpga[sim]')")
+    print("to test one: emufpga selftest --device ...")
 
 
 def _report(model: ModelFile) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Where a layer's cycles and bytes went."""
 
-from amaranth.hdl import Array, Module, Mux, Signal
+from amaranth.hdl import Array, Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -14,6 +14,8 @@ from hw.layouts import bits_for
 BITS = 40
 """Of a counter: at 200 MHz, cycles of an hour and a half."""
 LEVEL_BITS = 8
+MEMORY_COUNTERS = (Counter.MEMORY_BYTES, Counter.MEMORY_IDLE)
+"""Zero where the board has no memory."""
 
 
 class Counters(wiring.Component):
@@ -28,6 +30,7 @@ class Counters(wiring.Component):
     waiting : In, a down matrix waits for its input
     moved, idle : In, a beat of an answer came; none came though one was due
     requested : In, a request left; length : In, its bytes
+    memory_moved, memory_idle : In, a beat from the board's memory came; none came though one was due
     levels : In, of the three queues watched
     counter : In; value : Out, ``LATENCY`` cycles later
     """
@@ -42,6 +45,8 @@ class Counters(wiring.Component):
     idle: Signal
     requested: Signal
     length: Signal
+    memory_moved: Signal
+    memory_idle: Signal
     levels: data.View
     counter: Signal
     value: Signal
@@ -58,6 +63,8 @@ class Counters(wiring.Component):
                 "idle": In(1),
                 "requested": In(1),
                 "length": In(LENGTH_BITS),
+                "memory_moved": In(1),
+                "memory_idle": In(1),
                 "levels": In(data.ArrayLayout(LEVEL_BITS, 3)),
                 "counter": In(bits_for(len(Counter))),
                 "value": Out(64),
@@ -73,6 +80,7 @@ class Counters(wiring.Component):
         waiting, moved, idle, requested, length = (
             delay(m, value, 1) for value in (self.waiting, self.moved, self.idle, self.requested, self.length)
         )
+        memory_moved, memory_idle = (delay(m, value, 1) for value in (self.memory_moved, self.memory_idle))
         start, running = (delay(m, value, 1, control=True) for value in (self.start, self.running & ~self.start))
         overhead = ~(activity.active | activity.back_pressured | activity.starved)
         events = {
@@ -89,10 +97,14 @@ class Counters(wiring.Component):
             Counter.LINK_IDLE: idle,
             Counter.DRAINING: activity.draining,
             Counter.WAITING: overhead & waiting & ~activity.draining,
+            Counter.MEMORY_BYTES: Mux(memory_moved, self.params.link_bytes, 0),
+            Counter.MEMORY_IDLE: memory_idle,
         }
         registers = []
         for counter in Counter:
-            if counter in events:
+            if counter in MEMORY_COUNTERS and not self.params.memory_bits:
+                register = Const(0, BITS)
+            elif counter in events:
                 register = Signal(BITS, name=counter.name.lower())
                 amount = Signal(LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8, name=f"{counter.name}_amount")
                 m.d.sync += amount.eq(Mux(running, events[counter], 0))
@@ -108,7 +120,7 @@ class Counters(wiring.Component):
                 with m.Elif(level > register):
                     m.d.sync += register.eq(level)
             registers.append(register)
-        # A choice of 16 in two steps of 4.
+        # A choice of 18 in two steps, of 4 and of 5.
         low, high = self.counter[:2], delay(m, self.counter[2:], 1)
         quarters = [delay(m, Array(registers[n : n + 4])[low], 1) for n in range(0, len(registers), 4)]
         m.d.sync += self.value.eq(Array(quarters)[high])

@@ -1,6 +1,6 @@
 """The expert engine: the router's decision in, the layer's output out."""
 
-from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,7 +12,18 @@ from hw.formats.arithmetic import ERROR_OVERFLOW, ERROR_SCALE
 from hw.formats.messages import MAX_OUTSTANDING, Error
 from hw.formats.params import Params
 from hw.hidden import Hidden
-from hw.layouts import REQUEST, Kind, bits_for, link_beat, matrix_command, row_sum
+from hw.homes import Homes
+from hw.layouts import (
+    REQUEST,
+    Kind,
+    bits_for,
+    check_memory,
+    link_beat,
+    matrix_command,
+    memory_read,
+    memory_write,
+    row_sum,
+)
 from hw.matrix_engine import MatrixEngine
 from hw.primitives.queue import Queue
 from hw.receive import Receive
@@ -44,17 +55,44 @@ class Engine(wiring.Component):
     -------
     i, o : streams of :func:`hw.layouts.link_beat`
     o_request : stream of ``REQUEST``
+
+    With ``memory_bits`` there are also these, for a memory such as :class:`hw.link.axi4.AxiMemory`:
+
+    o_read : stream of :func:`hw.layouts.memory_read`
+    i_read : stream of :func:`hw.layouts.link_beat`, the bytes read, ``last`` with the last ones of each read
+    o_write : stream of :func:`hw.layouts.memory_write`; write_busy : In, high from the cycle after one is taken until
+        it can be read
+    memory_error : In, there is no relying on the memory; not later than what it is about, until ``flush``
+    flush : Out, nobody waits for an answer to the reads asked for
     """
 
     i: stream.Interface
     o: stream.Interface
     o_request: stream.Interface
+    o_read: stream.Interface
+    i_read: stream.Interface
+    o_write: stream.Interface
+    write_busy: Signal
+    memory_error: Signal
+    flush: Signal
 
     def __init__(self, params: Params, design_id: int = 0) -> None:
+        check_memory(params)
         self.params, self.design_id = params, design_id
         beat = link_beat(params.link_bytes)
+        memory = {}
+        if params.memory_bits:
+            memory = {
+                "o_read": Out(stream.Signature(memory_read(params.memory_bits))),
+                "i_read": In(stream.Signature(beat)),
+                "o_write": Out(stream.Signature(memory_write(params.memory_bits))),
+                "write_busy": In(1),
+                "memory_error": In(1),
+                "flush": Out(1),
+            }
         super().__init__(
-            {
+            memory
+            | {
                 "i": In(stream.Signature(beat)),
                 "o": Out(stream.Signature(beat)),
                 "o_request": Out(stream.Signature(REQUEST)),
@@ -98,13 +136,42 @@ class Engine(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), receive.i)
         wiring.connect(m, send.o, cut.i)
         wiring.connect(m, cut.o, wiring.flipped(self.o))
-        wiring.connect(m, receive.o_weights, weights.i)
         wiring.connect(m, weights.o, matrices.i)
         wiring.connect(m, receive.o_route, routes.i)
-        wiring.connect(m, fetch.o_request, requests.i)
         wiring.connect(m, requests.o, wiring.flipped(self.o_request))
         wiring.connect(m, fetch.o_matrix, announced.i)
         wiring.connect(m, fetch.o_expert, experts.i)
+
+        # Requests to the host and their answers; with a second home of experts that takes its place between them.
+        waiting, end_of_answer, write_busy, memory_error = fetch.waiting != 0, receive.answered, Const(0), Const(0)
+        if params.memory_bits:
+            homes = Homes(params)
+            m.submodules.homes = ResetInserter(reset)(homes)
+            wiring.connect(m, receive.o_home, homes.i_home)
+            wiring.connect(m, fetch.o_request, homes.i_request)
+            wiring.connect(m, homes.o_request, requests.i)
+            wiring.connect(m, receive.o_weights, homes.i_weights)
+            wiring.connect(m, homes.o_read, wiring.flipped(self.o_read))
+            wiring.connect(m, wiring.flipped(self.i_read), homes.i_read)
+            wiring.connect(m, homes.o_weights, weights.i)
+            wiring.connect(m, receive.o_store, wiring.flipped(self.o_write))
+            waiting, end_of_answer = homes.waiting, homes.answered
+            write_busy, memory_error = self.write_busy, self.memory_error | homes.error
+            m.d.comb += [
+                homes.forget.eq(receive.forget),
+                homes.halted.eq(receive.halted),
+                counters.memory_moved.eq(homes.moved),
+                counters.memory_idle.eq(homes.idle),
+                self.flush.eq(reset),
+            ]
+        else:
+            wiring.connect(m, receive.o_weights, weights.i)
+            m.d.comb += [
+                requests.i.p.offset.eq(fetch.o_request.p.offset),
+                requests.i.p.length.eq(fetch.o_request.p.length),
+                requests.i.valid.eq(fetch.o_request.valid),
+                fetch.o_request.ready.eq(requests.i.ready),
+            ]
 
         # Errors and the layer's end.
         running = Signal()
@@ -123,7 +190,7 @@ class Engine(wiring.Component):
             expert_named.eq(fetch.o_expert.valid & fetch.o_expert.ready),
             expert_finished.eq(combine.finished),
             matrix_named.eq(fetch.o_matrix.valid & fetch.o_matrix.ready),
-            answered.eq(receive.answered),
+            answered.eq(end_of_answer),
             route_error.eq(routes.error),
         ]
         matrix_errors = {ERROR_LENGTH: Error.LENGTH, ERROR_COMMAND: Error.COMMAND}
@@ -134,7 +201,11 @@ class Engine(wiring.Component):
 
         status.d.sync += [
             fatal.eq(
-                fatal | receive.error | translated(matrices.error, matrix_errors) | Mux(route_error, Error.ROUTE, 0)
+                fatal
+                | receive.error
+                | translated(matrices.error, matrix_errors)
+                | Mux(route_error, Error.ROUTE, 0)
+                | Mux(memory_error, Error.MEMORY, 0)
             ),
             layer_error.eq(
                 Mux(
@@ -203,9 +274,9 @@ class Engine(wiring.Component):
             ]
 
         m.d.comb += [
-            receive.routes_held.eq(~routes.empty),
+            receive.routes_held.eq(~routes.empty | write_busy),
             receive.running.eq(running),
-            receive.waiting.eq(fetch.waiting != 0),
+            receive.waiting.eq(waiting),
             receive.halted.eq(fatal != 0),
             routes.batch.eq(receive.batch),
             routes.experts.eq(receive.config.experts),

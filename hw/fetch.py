@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hw.formats.messages import LENGTH_BITS, MAX_OUTSTANDING, OFFSET_BITS
 from hw.formats.params import Params
-from hw.layouts import MATRICES, REQUEST, Kind, bits_for, layer_config, matrix_command
+from hw.layouts import MATRICES, Kind, bits_for, layer_config, matrix_command, wanted_matrix
 
 
 class Fetch(wiring.Component):
@@ -22,7 +22,7 @@ class Fetch(wiring.Component):
     config : In, :func:`hw.layouts.layer_config`; holds while ``busy``
     busy : Out, from the cycle after ``start`` until every request is answered
     mask_expert : Out; mask : In, comes at once; forget : Out, the mask has been used
-    o_request : stream of ``REQUEST``
+    o_request : stream of :func:`hw.layouts.wanted_matrix`
     o_matrix : stream of :func:`hw.layouts.matrix_command`
     o_expert : stream, number of each expert that a token wants, in the order of the walk
     answered : In, high for a cycle when the oldest request's last beat has come
@@ -52,7 +52,7 @@ class Fetch(wiring.Component):
                 "mask_expert": Out(expert),
                 "mask": In(params.max_batch),
                 "forget": Out(1),
-                "o_request": Out(stream.Signature(REQUEST)),
+                "o_request": Out(stream.Signature(wanted_matrix(params))),
                 "o_matrix": Out(stream.Signature(matrix_command(params))),
                 "o_expert": Out(stream.Signature(expert)),
                 "answered": In(1),
@@ -83,6 +83,8 @@ class Fetch(wiring.Component):
             self.mask_expert.eq(expert),
             self.o_request.p.offset.eq(offsets[0]),
             self.o_request.p.length.eq(lengths[0]),
+            self.o_request.p.expert.eq(expert),
+            self.o_request.p.kind.eq(matrix),
             self.o_matrix.p.kind.eq(matrix),
             self.o_matrix.p.mask.eq(mask),
             self.o_matrix.p.rows.eq(Mux(down, config.width, config.expert_width)),

@@ -10,6 +10,8 @@ from hw.formats.params import MAX_ROWS, Params
 from hw.formats.sigmoid import SIGNIFICANT_BITS
 
 WORD_BYTES = 16
+MEMORY_WORD_BITS = 4
+"""Lowest bits of an address in the board's memory: 0, as it is used in words of 16 bytes."""
 LOAD_VALUES = 8
 """Activations that one load word carries."""
 
@@ -138,6 +140,38 @@ ROUTE = data.StructLayout({"token": 16, "expert": 16, "weight": 32})
 
 REQUEST = data.StructLayout({"offset": messages.OFFSET_BITS, "length": messages.LENGTH_BITS})
 """Bytes of the model file that the engine wants next."""
+
+
+def wanted_matrix(params: Params) -> data.StructLayout:
+    """A request, and which matrix of which expert it is for; begins like ``REQUEST``."""
+    return data.StructLayout({**REQUEST.members, "expert": bits_for(params.max_experts), "kind": Kind})
+
+
+def home(params: Params) -> data.StructLayout:
+    """Where an expert lies: in the board's memory (``here``) at the ``word`` of 16 bytes, or with the host."""
+    return data.StructLayout(
+        {"word": params.memory_bits - MEMORY_WORD_BITS, "here": 1, "expert": bits_for(params.max_experts)}
+    )
+
+
+def memory_read(memory_bits: int) -> data.StructLayout:
+    """Bytes of the board's memory to be read; address and length are multiples of 16, the length is not 0."""
+    return data.StructLayout({"address": memory_bits, "length": messages.LENGTH_BITS})
+
+
+def memory_write(memory_bits: int) -> data.StructLayout:
+    """16 bytes for the board's memory; until ``last`` the next ones follow at the address after."""
+    return data.StructLayout({"address": memory_bits, "data": data.ArrayLayout(8, WORD_BYTES), "last": 1})
+
+
+def check_memory(params: Params) -> None:
+    """ValueError unless the link is as wide as the words of the board's memory, if there is one."""
+    if params.memory_bits and params.link_bytes != WORD_BYTES:
+        raise ValueError(
+            f"memory_bits = {params.memory_bits} needs link_bytes = {WORD_BYTES}, not {params.link_bytes}: "
+            "take such a link, or memory_bits = 0"
+        )
+
 
 ROUTER_WEIGHT = data.StructLayout({"magnitude": SIGNIFICANT_BITS, "exponent": signed(7)})
 """``magnitude * 2**exponent``; the magnitude is 0 or has its highest bit set."""

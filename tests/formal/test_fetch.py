@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from hw import fetch
 from hw.formats.messages import LENGTH_BITS, MAX_OUTSTANDING, OFFSET_BITS
 from hw.formats.params import Params
-from hw.layouts import MATRICES, REQUEST, Kind, bits_for, layer_config, matrix_command
+from hw.layouts import MATRICES, Kind, bits_for, layer_config, matrix_command, wanted_matrix
 
 from .prove import Opened, Refuted, assume, broken, claim, never_reset, prove, waiting_payload_holds
 
@@ -54,7 +54,7 @@ class FetchProof(wiring.Component):
                 "config": In(layer_config(PARAMS)),
                 "starts": In(data.ArrayLayout(data.ArrayLayout(OFFSET_BITS, PARAMS.max_experts + 1), MATRICES)),
                 "answered": In(1),
-                "o_request": Out(stream.Signature(REQUEST)),
+                "o_request": Out(stream.Signature(wanted_matrix(PARAMS))),
                 "o_matrix": Out(stream.Signature(matrix_command(PARAMS))),
                 "o_expert": Out(stream.Signature(bits_for(PARAMS.max_experts))),
             }
@@ -128,6 +128,8 @@ class FetchProof(wiring.Component):
                 walking & to_request & ~owed,
                 request.offset == starts_at(matrix, expert),
                 request.length == lengths[matrix],
+                request.expert == expert,
+                request.kind.as_value() == matrix,
                 ~to_name | (next_name > expert),
             )
             with m.If(dut.o_request.ready):
@@ -233,6 +235,8 @@ BREAKS = [
     ("wanted.eq(mask.any())", "wanted.eq(mask.all())"),
     ("self.o_expert.valid.eq(wanted)", "self.o_expert.valid.eq(1)"),
     ("self.o_matrix.p.kind.eq(matrix)", "self.o_matrix.p.kind.eq(2 - matrix)"),
+    ("self.o_request.p.kind.eq(matrix)", "self.o_request.p.kind.eq(2 - matrix)"),
+    ("self.o_request.p.expert.eq(expert)", "self.o_request.p.expert.eq(0)"),
     ("offsets[2].eq(offsets[0] + lengths[0])", "offsets[2].eq(offsets[0])"),
 ]
 

@@ -36,7 +36,7 @@ def expected(layer: Layer, masks: list[int]) -> list[tuple]:
         if mask or layer.mode == Mode.TAPE:
             for kind in Kind:
                 offset, length = next(requests)
-                events.append(("request", offset % (1 << OFFSET_BITS), length))
+                events.append(("request", offset % (1 << OFFSET_BITS), length, expert, kind))
                 events.append(("matrix", *shapes[kind], kind, mask))
     assert next(requests, None) is None
     return events
@@ -85,7 +85,7 @@ async def walk(ctx, dut: Fetch, layer: Layer, masks: list[int], rng, *, p_out: f
             if valid and ctx.get(port.ready):
                 p = ctx.get(port.payload)
                 if name == "request":
-                    events.append((name, p.offset, p.length))
+                    events.append((name, p.offset, p.length, p.expert, p.kind))
                     unanswered.append(max(cycle + 1, *unanswered, 0) + int(rng.integers(slow + 1)))
                 elif name == "matrix":
                     events.append((name, p.rows, p.columns, p.kind, p.mask))

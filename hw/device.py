@@ -1,0 +1,202 @@
+"""The whole device: the engine behind a link that loses nothing, ready for a board's pins or a bridge's bus."""
+
+from amaranth.hdl import Module, ResetInserter, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.engine import Engine
+from hw.formats.frames import WORD_BYTES
+from hw.formats.params import Params
+from hw.gather import Gather
+from hw.layouts import link_beat
+from hw.link.axis import AxisPort, axis_ports
+from hw.link.link import Link
+from hw.link.narrow import Narrow
+from hw.link.outgoing import Outgoing
+from hw.link.uart import Uart
+
+SEND_FRAME_BYTES = 1024
+"""Most payload of a frame to the host; less than a kernel's terminal buffer of 4 KiB, which nothing guards."""
+SEND_BUFFER_BYTES = 4096
+
+
+class LinkedEngine(wiring.Component):
+    """:class:`hw.engine.Engine` behind :class:`hw.link.link.Link`; a new connection resets it.
+
+    Parameters
+    ----------
+    params
+        See :class:`hw.formats.params.Params`.
+    width
+        Bytes that the link carries a cycle: ``params.link_bytes``, or 1 before an engine of 16.
+    idle_cycles
+        A frame that stops coming for so long is given up.
+    resend_cycles
+        After so long without an acknowledgment frames are sent again.
+    design_id
+        For ``HELLO``.
+
+    Members
+    -------
+    i : stream of bytes, ``width`` a beat; o : stream of :func:`hw.layouts.link_beat`, ``last`` ends a frame
+    """
+
+    i: stream.Interface
+    o: stream.Interface
+
+    def __init__(
+        self, params: Params, *, width: int, idle_cycles: int, resend_cycles: int, design_id: int = 0
+    ) -> None:
+        if width != params.link_bytes and (width, params.link_bytes) != (1, WORD_BYTES):
+            raise ValueError(f"width must be link_bytes ({params.link_bytes}), or 1 where that is 16, not {width!r}")
+        self.params, self.width, self.design_id = params, width, design_id
+        self.idle_cycles, self.resend_cycles = idle_cycles, resend_cycles
+        super().__init__(
+            {
+                "i": In(stream.Signature(data.ArrayLayout(8, width))),
+                "o": Out(stream.Signature(link_beat(width))),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        params, width = self.params, self.width
+        m.submodules.link = link = Link(
+            width,
+            frame_words=params.frame_bytes // WORD_BYTES,
+            buffer_words=2 * params.frame_bytes // WORD_BYTES,
+            idle_cycles=self.idle_cycles,
+            send_frame_words=SEND_FRAME_BYTES // WORD_BYTES,
+            send_buffer_words=SEND_BUFFER_BYTES // WORD_BYTES,
+            resend_cycles=self.resend_cycles,
+        )
+        reset = Signal()  # a cycle after the link's own; the new connection's first message comes much later
+        m.d.sync += reset.eq(link.reset)
+        engine, outgoing = Engine(params, self.design_id), Outgoing(params.link_bytes)
+        parts = {"engine": engine, "outgoing": outgoing}
+        wiring.connect(m, wiring.flipped(self.i), link.i)
+        wiring.connect(m, link.o, wiring.flipped(self.o))
+        wiring.connect(m, engine.o, outgoing.i)
+        wiring.connect(m, engine.o_request, outgoing.i_request)
+        said = outgoing.o
+        if width == params.link_bytes:
+            wiring.connect(m, link.o_message, engine.i)
+        else:
+            gather, narrow = Gather(width), Narrow(params.link_bytes)
+            parts |= {"gather": gather, "narrow": narrow}
+            wiring.connect(m, link.o_message, gather.i)
+            m.d.comb += [
+                engine.i.p.data.eq(gather.o.p.data),
+                engine.i.p.last.eq(gather.o.p.last),
+                engine.i.valid.eq(gather.o.valid),
+                gather.o.ready.eq(engine.i.ready),
+            ]
+            wiring.connect(m, outgoing.o, narrow.i)
+            said = narrow.o
+        for name, part in parts.items():
+            m.submodules[name] = ResetInserter(reset)(part)
+        m.d.comb += [
+            link.i_message.payload.eq(said.payload),
+            # What is said until the reset belongs to the connection before.
+            link.i_message.valid.eq(said.valid & ~link.reset & ~reset),
+            said.ready.eq(link.i_message.ready),
+        ]
+        return m
+
+
+class UartDevice(wiring.Component):
+    """The device on two wires.
+
+    Parameters
+    ----------
+    params
+        ``link_bytes`` is 1 or 16.
+    clock_hz, baud
+        See :class:`hw.link.uart.Uart`.
+    idle_cycles, resend_cycles
+        See :class:`LinkedEngine`; by default 10 ms and 100 ms, several times what a USB bridge keeps bytes waiting.
+    design_id
+        For ``HELLO``.
+
+    Members
+    -------
+    rx : In, asynchronous; tx : Out
+    """
+
+    rx: Signal
+    tx: Signal
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        clock_hz: int,
+        baud: int,
+        idle_cycles: int | None = None,
+        resend_cycles: int | None = None,
+        design_id: int = 0,
+    ) -> None:
+        self.uart = Uart(clock_hz, baud)
+        self.engine = LinkedEngine(
+            params,
+            width=1,
+            idle_cycles=clock_hz // 100 if idle_cycles is None else idle_cycles,
+            resend_cycles=clock_hz // 10 if resend_cycles is None else resend_cycles,
+            design_id=design_id,
+        )
+        super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1)})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.uart = uart = self.uart
+        m.submodules.engine = engine = self.engine
+        wiring.connect(m, uart.o, engine.i)
+        m.d.comb += [
+            uart.rx.eq(self.rx),
+            self.tx.eq(uart.tx),
+            uart.i.payload.eq(engine.o.p.data),
+            uart.i.valid.eq(engine.o.valid),
+            engine.o.ready.eq(uart.i.ready),
+        ]
+        return m
+
+
+class AxisDevice(wiring.Component):
+    """The device on AXI-Stream of ``params.link_bytes`` bytes, 8 or 16, with a clock of its own, domain ``axis``.
+
+    Parameters
+    ----------
+    params
+        ``link_bytes`` is 8 or 16.
+    idle_cycles, resend_cycles
+        See :class:`LinkedEngine`.
+    design_id
+        For ``HELLO``.
+
+    Members
+    -------
+    s_axis_*, m_axis_*
+        See :class:`hw.link.axis.AxisPort`.
+    """
+
+    def __init__(self, params: Params, *, idle_cycles: int, resend_cycles: int, design_id: int = 0) -> None:
+        self.port = AxisPort(params.link_bytes)
+        self.engine = LinkedEngine(
+            params,
+            width=params.link_bytes,
+            idle_cycles=idle_cycles,
+            resend_cycles=resend_cycles,
+            design_id=design_id,
+        )
+        super().__init__(axis_ports(params.link_bytes))
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.port = port = self.port
+        m.submodules.engine = engine = self.engine
+        wiring.connect(m, port.o, engine.i)
+        wiring.connect(m, engine.o, port.i)
+        for name, member in axis_ports(port.width).items():
+            inner, outer = getattr(port, name), getattr(self, name)
+            m.d.comb += inner.eq(outer) if member.flow == In else outer.eq(inner)
+        return m

@@ -1,0 +1,1 @@
+"""The link: frames, and what carries their bytes."""

@@ -1,0 +1,289 @@
+"""Frames from the link: find them, check them, put their messages together."""
+
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.formats.frames import MAGIC, Type
+from hw.layouts import WORD_BYTES, link_beat
+
+from .header import HEADER, check_cycles, check_sizes, crc32
+from .ring import Ring
+
+CRC_BYTES = 4
+
+
+class FrameReceive(wiring.Component):
+    """Take the next wanted ``MESSAGE`` frame, if it is intact and there is room for it; drop all else.
+
+    Outside a frame the last 16 bytes that came are looked at, beat by beat: where they are no header, the oldest beat
+    is garbage. Within a frame a beat is taken every cycle; header and trailer cost their beats and, at 16-byte beats,
+    ``OVERHEAD`` cycles. ``SYNC`` empties everything, so that the next beat at ``o`` is the new connection's first.
+
+    Parameters
+    ----------
+    width
+        Bytes of a beat: 1, 4, 8 or 16.
+    frame_words
+        Most payload of a frame, in words of 16 bytes.
+    buffer_words
+        Words that wait for the reader: a power of two, at least ``frame_words``; with two frames' worth one may
+        arrive while another leaves.
+    idle_cycles
+        A frame whose next beat does not come for so many cycles is dropped.
+
+    Members
+    -------
+    i : stream of bytes, ``width`` a beat
+    o : stream of :func:`hw.layouts.link_beat`: messages; beats that are all padding are left out
+    sync : Out, high for a cycle when a connection starts; nonce : Out, its number, with ``sync``
+    wanted : Out, number of the ``MESSAGE`` wanted next; credit : Out, free words
+    tell : Out, high for a cycle when the peer should learn of these
+    nak : Out, high for a cycle when it should send again from ``wanted`` on
+    poll : Out, high for a cycle when it wants ``STATUS``
+    acked : Out, high for a cycle with each header of ``MESSAGE`` or ``ACK``; peer_ack : Out, what it acknowledges
+    resend : Out, high for a cycle when the peer asks for all that it did not acknowledge
+    damaged, refused, garbage : Out, see :class:`hw.formats.frames.Status`
+    """
+
+    OVERHEAD = 9
+
+    i: stream.Interface
+    o: stream.Interface
+    sync: Signal
+    nonce: Signal
+    wanted: Signal
+    credit: Signal
+    tell: Signal
+    nak: Signal
+    poll: Signal
+    acked: Signal
+    peer_ack: Signal
+    resend: Signal
+    damaged: Signal
+    refused: Signal
+    garbage: Signal
+
+    def __init__(self, width: int, *, frame_words: int, buffer_words: int, idle_cycles: int) -> None:
+        check_sizes(width, frame_words, buffer_words)
+        check_cycles("idle_cycles", idle_cycles)
+        self.width, self.frame_words, self.buffer_words = width, frame_words, buffer_words
+        self.idle_cycles = idle_cycles
+        super().__init__(
+            {
+                "i": In(stream.Signature(data.ArrayLayout(8, width))),
+                "o": Out(stream.Signature(link_beat(width))),
+                "sync": Out(1),
+                "nonce": Out(16),
+                "wanted": Out(16),
+                "credit": Out(16),
+                "tell": Out(1),
+                "nak": Out(1),
+                "poll": Out(1),
+                "acked": Out(1),
+                "peer_ack": Out(16),
+                "resend": Out(1),
+                "damaged": Out(32),
+                "refused": Out(32),
+                "garbage": Out(32),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        beats = WORD_BYTES // self.width
+        bits = 8 * self.width
+        forget = Signal()
+        ring = Ring(self.width, self.buffer_words)
+        m.submodules.ring = ResetInserter(forget)(ring)
+        wiring.connect(m, ring.o, wiring.flipped(self.o))
+        m.submodules.crc = crc = crc32(self.width)
+
+        # While a frame is sought the window is what came last, within one it is the frame's header. It turns by a beat
+        # to show its beats one after another; a whole turn leaves it as it was.
+        window = Signal(HEADER)
+        raw = window.as_value()
+        turn = Signal()
+        with m.If(turn):
+            m.d.sync += raw.eq(Cat(raw[bits:], raw[:bits]))
+        m.d.comb += [self.nonce.eq(window.sequence), self.peer_ack.eq(window.ack)]
+
+        # The beat at work is one of the payload, of the trailer, or of a header that is being checked.
+        beat = Signal(bits, reset_less=True)
+        checking, payload_next, trailer_next = Signal(), Signal(), Signal()
+        checked, payload, trailer, compared = Signal(), Signal(), Signal(), Signal()
+        m.d.sync += [
+            beat.eq(Mux(checking, raw[:bits], self.i.payload)),
+            checked.eq(checking),
+            payload.eq(payload_next),
+            trailer.eq(trailer_next),
+            compared.eq(trailer),
+        ]
+        m.d.comb += [
+            turn.eq(checking | trailer),
+            crc.data.eq(beat),
+            crc.valid.eq(checked | payload),
+        ]
+        header_crc_good = Signal()
+        m.d.sync += header_crc_good.eq(crc.match_detected)
+
+        # A trailer is the payload's CRC and the header's beginning.
+        intact = Signal()
+        same = Signal(self.width)
+        place = Signal(range(beats))  # in the trailer
+        with m.If(trailer):
+            m.d.sync += place.eq(place + 1)
+        for n in range(self.width):
+            due = raw.word_select((n - CRC_BYTES) % WORD_BYTES, 8)
+            if n < CRC_BYTES:
+                in_crc = place < max(1, CRC_BYTES // self.width)
+                due = Mux(in_crc, crc.crc.word_select(place[:2] if self.width == 1 else n, 8), due)
+            m.d.sync += same[n].eq(beat.word_select(n, 8) == due)
+        with m.If(compared & ~same.all()):
+            m.d.sync += intact.eq(0)
+
+        # What the window says as a header, a cycle late.
+        is_message, is_ack, is_sync = (Signal(name=f"is_{name}") for name in ("message", "ack", "sync"))
+        acceptable = Signal()
+        is_wanted, is_ahead, room = Signal(), Signal(), Signal()
+        known_bare = (window.type == Type.ACK) | (window.type == Type.SYNC) | (window.type == Type.STATUS)
+        words_fit = (window.words != 0) & (window.words <= self.frame_words)
+        difference = (window.sequence - self.wanted)[:16]
+        m.d.sync += [
+            is_message.eq(window.type == Type.MESSAGE),
+            is_ack.eq(window.type == Type.ACK),
+            is_sync.eq(window.type == Type.SYNC),
+            acceptable.eq(
+                Mux(window.type == Type.MESSAGE, words_fit, known_bare & (window.words == 0))
+                & (window.last | (window.missing == 0))
+            ),
+            is_wanted.eq(window.sequence == self.wanted),
+            is_ahead.eq(~difference[15]),  # or wanted
+            room.eq(window.words <= ring.free),
+        ]
+
+        # Words freed since the peer last heard of it. It must hear before it could be short of room for a frame.
+        enough = max(1, min(self.frame_words // 2, self.buffer_words - self.frame_words))
+        grown = Signal(range(enough + 1))
+        grown_enough = Signal()
+        m.d.comb += [grown_enough.eq(ring.freed & (grown == enough - 1)), self.credit.eq(ring.free)]
+        with m.If(ring.freed):
+            m.d.sync += grown.eq(Mux(grown_enough, 0, grown + 1))
+
+        filled = Signal(range(beats + 1))  # beats in the window
+        part = Signal(range(beats))
+        words_left = Signal(range(self.frame_words + 1))
+        last_word, whole = Signal(), Signal()
+        store, ahead = Signal(), Signal()
+        stored_all = Signal()  # only padding is left of the payload
+        stored, ends = Signal(), Signal()
+        told = Signal()  # of the gap before the wanted frame
+        idle = Signal(range(self.idle_cycles + 1))
+        late = Signal()
+        m.d.comb += [
+            last_word.eq(words_left == 1),
+            whole.eq(part == beats - 1),
+            ring.beat.eq(Cat(beat, ends)),
+            ring.put.eq(stored),
+            ring.count.eq(window.words),
+        ]
+        final = last_word & (part == (~window.missing)[self.width.bit_length() - 1 :])
+        m.d.sync += [
+            stored.eq(payload_next & store & ~stored_all),
+            ends.eq(window.last & final),
+            late.eq(idle == self.idle_cycles - 2),
+            idle.eq(idle + 1),
+            self.tell.eq(grown_enough),
+        ]
+        m.d.sync += [pulse.eq(0) for pulse in (self.sync, self.nak, self.poll, self.acked, self.resend)]
+        with m.If(self.i.valid):
+            m.d.sync += idle.eq(0)
+
+        with m.FSM():
+            with m.State("HUNT"):
+                m.d.comb += self.i.ready.eq(1)
+                with m.If(self.i.valid):
+                    m.d.sync += [raw.eq(Cat(raw[bits:], self.i.payload)), filled.eq(filled + 1)]
+                    with m.If(filled == beats - 1):
+                        m.next = "LOOK"
+            with m.State("LOOK"):
+                m.d.comb += crc.start.eq(1)
+                m.d.sync += part.eq(0)
+                m.next = "CHECK"
+                with m.If(window.magic != MAGIC):
+                    m.d.sync += [filled.eq(beats - 1), self.garbage.eq(self.garbage + 1)]
+                    m.next = "HUNT"
+            with m.State("CHECK"):
+                m.d.comb += checking.eq(1)
+                m.d.sync += part.eq(part + 1)
+                with m.If(whole):
+                    m.next = "LAST OF CHECK"
+            with m.State("LAST OF CHECK"):
+                m.next = "COMPARE"
+            with m.State("COMPARE"):
+                m.next = "JUDGE"
+            with m.State("JUDGE"):
+                m.d.comb += [crc.start.eq(1), ring.drop.eq(1)]
+                m.d.sync += [
+                    filled.eq(0),
+                    part.eq(0),
+                    place.eq(0),
+                    words_left.eq(window.words),
+                    idle.eq(0),
+                    late.eq(0),
+                    intact.eq(1),
+                    stored_all.eq(0),
+                    store.eq(is_wanted & room),
+                    ahead.eq(is_ahead & ~is_wanted),
+                ]
+                m.next = "HUNT"
+                with m.If(~(header_crc_good & acceptable)):
+                    m.d.sync += [filled.eq(beats - 1), self.garbage.eq(self.garbage + 1)]
+                with m.Elif(is_sync):
+                    m.d.comb += forget.eq(1)
+                    m.d.sync += [self.sync.eq(1), self.tell.eq(0), self.wanted.eq(0), told.eq(0), grown.eq(0)]
+                    m.d.sync += [self.damaged.eq(0), self.refused.eq(0), self.garbage.eq(0)]
+                with m.Elif(is_message | is_ack):
+                    m.d.sync += [self.acked.eq(1), self.resend.eq(window.nak), self.poll.eq(window.poll)]
+                    with m.If(is_message):
+                        m.next = "PAYLOAD"
+            with m.State("PAYLOAD"):
+                m.d.comb += [self.i.ready.eq(1), payload_next.eq(self.i.valid)]
+                with m.If(self.i.valid):
+                    m.d.sync += part.eq(part + 1)
+                    with m.If(final):
+                        m.d.sync += stored_all.eq(1)
+                    with m.If(whole):
+                        m.d.sync += [part.eq(0), words_left.eq(words_left - 1)]
+                        with m.If(last_word):
+                            m.next = "TRAILER"
+                with m.Elif(late):
+                    m.d.sync += intact.eq(0)
+                    m.next = "END"
+            with m.State("TRAILER"):
+                m.d.comb += [self.i.ready.eq(1), trailer_next.eq(self.i.valid)]
+                with m.If(self.i.valid):
+                    m.d.sync += part.eq(part + 1)
+                    with m.If(whole):
+                        m.next = "LAST OF TRAILER"
+                with m.Elif(late):
+                    m.d.sync += intact.eq(0)
+                    m.next = "END"
+            with m.State("LAST OF TRAILER"):
+                m.next = "VERIFY"
+            with m.State("VERIFY"):
+                m.next = "END"
+            with m.State("END"):
+                m.next = "HUNT"
+                with m.If(~intact):
+                    m.d.sync += self.damaged.eq(self.damaged + 1)
+                with m.Elif(~store):
+                    m.d.sync += self.refused.eq(self.refused + 1)
+                with m.If(store & intact):
+                    m.d.comb += ring.commit.eq(1)
+                    m.d.sync += [self.wanted.eq(self.wanted + 1), self.tell.eq(1), told.eq(0)]
+                with m.Elif(store | (ahead & ~told)):
+                    m.d.sync += [self.nak.eq(1), told.eq(1)]
+                with m.Elif(~ahead):
+                    m.d.sync += self.tell.eq(1)
+        return m
