@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep replay test test-train lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep replay cosim faults link-rate test test-train lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,15 @@ sweep: $(VENV)/.plot ## what slow links and late stores cost, and what asking ah
 
 replay: $(VENV)/.sim ## replay a real model's routes (ROUTES=FILE.csv) and count the experts that batches fetch
 	@$(PY) -m sim.replay $(or $(ROUTES),$(error give ROUTES=FILE.csv, a route_trace v1 file)) $(if $(RECORD),--record)
+
+cosim: $(VENV)/.test ## the driver as a process of its own against the Verilated UART and AXI-Stream devices, bit for bit (minutes)
+	@$(PY) -m sim.cosim --model $(MODEL) $(if $(LAYERS),--layers $(LAYERS))
+
+faults: $(VENV)/.test ## damage both links and the storage in 2,000 ways; no wrong number, no hang (a quarter of an hour)
+	@$(PY) -m tests.faults $(if $(RECORD),--record)
+
+link-rate: $(VENV)/.sim ## what the link costs, counted in RTL, and what the driver costs the simulation (minutes)
+	@$(PY) -m sim.link_rate $(if $(RECORD),--record)
 
 test: $(VENV)/.test ## run all tests
 	@$(PY) -m pytest -n auto

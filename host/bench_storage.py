@@ -42,9 +42,7 @@ MODES = {
     "direct": "past the page cache (O_DIRECT)",
 }
 SCHEDULES = ("tape", "selected")
-DIRECT_NOTE = (
-    "direct is a cache-bypass proxy, not a power-on cold read: the device or a virtual machine's host may cache"
-)
+DIRECT_NOTE = "direct is a cache-bypass proxy, not a power-on cold read"
 
 Say = Callable[[str], None]
 Piece = tuple[int, int]
@@ -114,8 +112,8 @@ def bench(
     """Measure; the report holds nothing but what JSON can.
 
     ``slice_bytes`` counts for files that are no GGUF files with experts: slices of that size, spread evenly. A mode
-    ends before its ``runs``, but not before three, once they have taken ``seconds``. ``StorageError`` if the file cannot
-    be read; of direct reads the report then has the error instead of figures.
+    ends before its ``runs``, but not before three, once they have taken ``seconds``. ``StorageError`` if the file
+    cannot be read; of direct reads the report then has the error instead of figures.
     """
     path = os.fspath(path)
     for name, value, known in (("schedule", [schedule], SCHEDULES), ("modes", modes, MODES)):

@@ -273,10 +273,11 @@ class Device:
             As they come.
         """
         self.check_fits(layer)
+        shape = x.mantissas.shape if isinstance(x, Activations) else np.shape(x)
+        tokens = shape[0] if shape else 0
+        if not tokens or shape not in ((tokens, layer.width), (tokens, layer.width // 256, 256)):
+            raise ValueError(f"x must be tokens x {layer.width}, not of shape {shape}")
         x = x if isinstance(x, Activations) else quantize(x)
-        tokens = len(x.exponents)
-        if x.mantissas.shape != (tokens, layer.width // 256, 256) or not tokens:
-            raise ValueError(f"x must be tokens x {layer.width}, not of shape {x.mantissas.shape}")
         checked = _checked(layer, tokens, routes)
         size = self.params.max_batch
         parts = []
@@ -350,15 +351,14 @@ class Device:
         """DeviceError if the device cannot hold a layer of this shape."""
         params = self.params
         for what, parameter, wanted in (
-            ("vectors up to", "max_width", layer.width),
-            ("experts as wide as", "max_expert_width", layer.expert_width),
-            ("layers of up to", "max_experts", layer.experts),
+            ("vectors up to {:,}", "max_width", layer.width),
+            ("experts up to {:,} wide", "max_expert_width", layer.expert_width),
+            ("up to {:,} experts a layer", "max_experts", layer.experts),
         ):
             available = getattr(params, parameter)
             if wanted > available:
-                unit = " experts" if parameter == "max_experts" else ""
                 raise DeviceError(
-                    f"{self.name}: this bitstream holds {what} {available:,}{unit}, the model needs {wanted:,}: "
+                    f"{self.name}: this bitstream holds {what.format(available)}, the model needs {wanted:,}: "
                     f"load one built with {parameter}={wanted}"
                 )
         if not 1 <= layer.outstanding <= messages.MAX_OUTSTANDING:

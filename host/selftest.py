@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from host.device import PATIENCES, Device
+from host.link import LinkError
 from host.storage import Store
 from hw.formats import frames, messages
 from hw.formats.frames import SEQUENCES, WORD_BYTES, Flag, Header, Status, Type
@@ -169,11 +170,15 @@ def storm_of(device: Device, kind: str, count: int, seed: int) -> dict[str, Any]
     wrong = 0
     before = device.link.status()
     total = Status(0, 0, 0, 0)
-    for frame in damaged_frames(kind, count, rng):
+    for number, frame in enumerate(damaged_frames(kind, count, rng)):
         device.transport.write(frame)
-        if kind == "truncated":  # what follows would be taken for its rest
-            device.link.receive(2 * device.transport.patience)
-        status = device.link.status()
+        try:
+            if kind == "truncated":  # what follows would be taken for its rest
+                device.link.receive(2 * device.transport.patience)
+            status = device.link.status()
+        except LinkError:  # what should have been dropped has confused it, for the rest of this connection
+            wrong += count - number
+            break
         rise = Status(*((new - old) % (1 << 32) for new, old in zip(status, before, strict=True)))
         total = Status(*(a + b for a, b in zip(total, rise, strict=True)))
         # Garbage is counted in beats, whose width only the port knows.

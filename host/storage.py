@@ -301,7 +301,7 @@ class _Reader:
                     self.check_unchanged(offset)
                     self.fail(
                         offset,
-                        f"{want - done - got} of {length} bytes are missing, the file ends before them; "
+                        f"{min(want - done - got, length)} of {length} bytes are missing, the file ends before them; "
                         "it is truncated: get it again",
                     )
                 done = further
@@ -389,7 +389,7 @@ class _Thread:
         """Whether the read, the oldest, has ended or does within ``timeout`` seconds."""
         # The caller has done with the piece before. Told again after a timeout, it reads one further ahead: no harm.
         self._room.put(None)
-        return bool(read.data or read.error or read.ended.acquire(timeout=timeout))
+        return bool(read.data or read.error or read.ended.acquire(timeout=max(timeout, 0)))
 
     def stop(self) -> None:
         """End after the read under way."""

@@ -112,7 +112,7 @@ def sim_missing() -> str | None:
 def serial_ports() -> list[tuple[str, str]]:
     """Serial ports of this machine, each with a description; FTDI's are called so."""
     found = []
-    for port in sorted(list_ports.comports()):
+    for port in sorted(list_ports.comports(), key=lambda port: port.device):
         said = port.description if port.description not in (None, "n/a") else "serial port"
         maker = "FTDI " if port.vid == FTDI_VENDOR and "FTDI" not in said else ""
         found.append((port.device, maker + said))

@@ -9,6 +9,7 @@ from hw.formats.frames import WORD_BYTES
 from hw.formats.params import Params
 from hw.gather import Gather
 from hw.layouts import link_beat
+from hw.link.axi4 import AxiMemory, axi_ports
 from hw.link.axis import AxisPort, axis_ports
 from hw.link.link import Link
 from hw.link.narrow import Narrow
@@ -18,6 +19,18 @@ from hw.link.uart import Uart
 SEND_FRAME_BYTES = 1024
 """Most payload of a frame to the host; less than a kernel's terminal buffer of 4 KiB, which nothing guards."""
 SEND_BUFFER_BYTES = 4096
+
+
+def memory_ports(params: Params) -> dict:
+    """The ports ``m_axi_*`` of a device whose board has memory; none where it has not."""
+    return axi_ports(params.memory_bits) if params.memory_bits else {}
+
+
+def join(m: Module, inner: wiring.Component, outer: wiring.Component, ports: dict) -> None:
+    """Make ports of ``inner`` those of ``outer``, by their names."""
+    for name, member in ports.items():
+        inside, outside = getattr(inner, name), getattr(outer, name)
+        m.d.comb += inside.eq(outside) if member.flow == In else outside.eq(inside)
 
 
 class LinkedEngine(wiring.Component):
@@ -39,20 +52,20 @@ class LinkedEngine(wiring.Component):
     Members
     -------
     i : stream of bytes, ``width`` a beat; o : stream of :func:`hw.layouts.link_beat`, ``last`` ends a frame
+    m_axi_* : see :class:`hw.link.axi4.AxiMemory`; only with ``memory_bits``
     """
 
     i: stream.Interface
     o: stream.Interface
 
-    def __init__(
-        self, params: Params, *, width: int, idle_cycles: int, resend_cycles: int, design_id: int = 0
-    ) -> None:
+    def __init__(self, params: Params, *, width: int, idle_cycles: int, resend_cycles: int, design_id: int = 0) -> None:
         if width != params.link_bytes and (width, params.link_bytes) != (1, WORD_BYTES):
             raise ValueError(f"width must be link_bytes ({params.link_bytes}), or 1 where that is 16, not {width!r}")
         self.params, self.width, self.design_id = params, width, design_id
         self.idle_cycles, self.resend_cycles = idle_cycles, resend_cycles
         super().__init__(
-            {
+            memory_ports(params)
+            | {
                 "i": In(stream.Signature(data.ArrayLayout(8, width))),
                 "o": Out(stream.Signature(link_beat(width))),
             }
@@ -93,6 +106,17 @@ class LinkedEngine(wiring.Component):
             ]
             wiring.connect(m, outgoing.o, narrow.i)
             said = narrow.o
+        if params.memory_bits:
+            m.submodules.memory = memory = AxiMemory(params.memory_bits)
+            join(m, memory, self, memory_ports(params))
+            wiring.connect(m, engine.o_read, memory.i_read)
+            wiring.connect(m, memory.o_read, engine.i_read)
+            wiring.connect(m, engine.o_write, memory.i_write)
+            m.d.comb += [
+                engine.write_busy.eq(memory.write_busy),
+                engine.memory_error.eq(memory.error),
+                memory.flush.eq(engine.flush | reset),
+            ]
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(reset)(part)
         m.d.comb += [
@@ -121,6 +145,7 @@ class UartDevice(wiring.Component):
     Members
     -------
     rx : In, asynchronous; tx : Out
+    m_axi_* : see :class:`LinkedEngine`
     """
 
     rx: Signal
@@ -144,12 +169,14 @@ class UartDevice(wiring.Component):
             resend_cycles=clock_hz // 10 if resend_cycles is None else resend_cycles,
             design_id=design_id,
         )
-        super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1)})
+        idle = {"init": 1}  # the stubs know no such parameter
+        super().__init__(memory_ports(params) | {"rx": In(1, **idle), "tx": Out(1, **idle)})
 
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.uart = uart = self.uart
         m.submodules.engine = engine = self.engine
+        join(m, engine, self, memory_ports(engine.params))
         wiring.connect(m, uart.o, engine.i)
         m.d.comb += [
             uart.rx.eq(self.rx),
@@ -175,8 +202,8 @@ class AxisDevice(wiring.Component):
 
     Members
     -------
-    s_axis_*, m_axis_*
-        See :class:`hw.link.axis.AxisPort`.
+    s_axis_*, m_axis_* : see :class:`hw.link.axis.AxisPort`
+    m_axi_* : see :class:`LinkedEngine`; in the clock domain ``sync``
     """
 
     def __init__(self, params: Params, *, idle_cycles: int, resend_cycles: int, design_id: int = 0) -> None:
@@ -188,7 +215,7 @@ class AxisDevice(wiring.Component):
             resend_cycles=resend_cycles,
             design_id=design_id,
         )
-        super().__init__(axis_ports(params.link_bytes))
+        super().__init__(axis_ports(params.link_bytes) | memory_ports(params))
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -196,7 +223,6 @@ class AxisDevice(wiring.Component):
         m.submodules.engine = engine = self.engine
         wiring.connect(m, port.o, engine.i)
         wiring.connect(m, engine.o, port.i)
-        for name, member in axis_ports(port.width).items():
-            inner, outer = getattr(port, name), getattr(self, name)
-            m.d.comb += inner.eq(outer) if member.flow == In else outer.eq(inner)
+        join(m, port, self, axis_ports(port.width))
+        join(m, engine, self, memory_ports(engine.params))
         return m

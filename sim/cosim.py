@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def drive(device: str, args: argparse.Namespace, text: str) -> dict:
     """Run the driver, a process of its own, on ``device``; its report."""
-    command = [sys.executable, "-m", "host.cli", "layers", str(args.model), "--device", device, "--text", text, "--json"]
+    command = [sys.executable, "-m", "host.cli", "layers", str(args.model), "--json"]
+    command += ["--device", device, "--text", text]
     if args.layers is not None:
         command += ["--layers", str(args.layers)]
     say(f"driver on {device}")

@@ -1,11 +1,13 @@
 // A Verilated device behind a C interface: bytes in, bytes out, a clock cycle without Python. See sim/device_sim.py.
 //
 // BIT_CLOCKS > 0: two wires, so many clocks a bit. Otherwise AXI-Stream of LINK_BYTES, both clocks being one.
+// MEMORY: a board's memory behind AXI4, which answers a burst MEMORY_LATENCY cycles after it was asked for.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <unordered_map>
 #include <vector>
 
 #include "Vdevice.h"
@@ -14,6 +16,60 @@
 namespace {
 
 enum Status { OUT_OF_CYCLES = 0, OUTPUT = 1, PROTOCOL = 3 };
+
+#if MEMORY
+constexpr uint64_t MEMORY_LATENCY = 30;
+
+// Reads in order, a beat a cycle; writes confirmed when their last beat has come.
+struct Memory {
+    struct Burst {
+        uint64_t word, beats, ready_at;
+    };
+    std::unordered_map<uint64_t, std::vector<uint8_t>> pages;  // of 4 KiB
+    std::deque<Burst> reads;
+    Burst write{};
+    bool writing = false, confirming = false;
+
+    uint8_t *at(uint64_t word) {
+        std::vector<uint8_t> &page = pages[word >> 8];
+        page.resize(4096);
+        return page.data() + 16 * (word & 255);
+    }
+
+    void drive(Vdevice &top, uint64_t cycle) {
+        top.m_axi_arready = reads.size() < 16;
+        top.m_axi_rvalid = !reads.empty() && cycle >= reads.front().ready_at;
+        if (top.m_axi_rvalid) {
+            std::memcpy(&top.m_axi_rdata, at(reads.front().word), 16);
+            top.m_axi_rlast = reads.front().beats == 1;
+        }
+        top.m_axi_awready = !writing && !confirming;
+        top.m_axi_wready = writing;
+        top.m_axi_bvalid = confirming;
+    }
+
+    void clock(const Vdevice &top, uint64_t cycle) {
+        if (top.m_axi_rvalid && top.m_axi_rready) {
+            reads.front().word++;
+            if (!--reads.front().beats) reads.pop_front();
+        }
+        if (top.m_axi_arvalid && top.m_axi_arready)
+            reads.push_back({uint64_t(top.m_axi_araddr) >> 4, uint64_t(top.m_axi_arlen) + 1, cycle + MEMORY_LATENCY});
+        if (top.m_axi_bvalid && top.m_axi_bready) confirming = false;
+        if (top.m_axi_wvalid && top.m_axi_wready) {
+            std::memcpy(at(write.word++), &top.m_axi_wdata, 16);
+            if (top.m_axi_wlast) {
+                writing = false;
+                confirming = true;
+            }
+        }
+        if (top.m_axi_awvalid && top.m_axi_awready) {
+            write.word = uint64_t(top.m_axi_awaddr) >> 4;
+            writing = true;
+        }
+    }
+};
+#endif
 
 struct Sim {
     VerilatedContext context;
@@ -24,6 +80,14 @@ struct Sim {
     std::deque<std::vector<uint8_t>> sending;
     size_t sent = 0;  // bytes of the first
     std::vector<uint8_t> received;
+#if MEMORY
+    Memory memory;
+    void memory_drive() { memory.drive(top, cycle); }
+    void memory_clock() { memory.clock(top, cycle); }
+#else
+    void memory_drive() {}
+    void memory_clock() {}
+#endif
 
     bool chance(uint32_t p) {
         if (p == UINT32_MAX) return true;
@@ -83,8 +147,10 @@ struct Sim {
 
     Status tick() {
         drive();
+        memory_drive();
         top.clk = 0;
         top.eval();
+        memory_clock();
         top.clk = 1;
         top.eval();
         cycle++;
@@ -117,8 +183,10 @@ struct Sim {
         offer();
         top.s_axis_tvalid = offering;
         top.m_axis_tready = chance(p_out);
+        memory_drive();
         clocks(0);
         top.eval();
+        memory_clock();
         bool taken = offering && top.s_axis_tready;
         if (top.m_axis_tvalid) {
             uint8_t beat[LINK_BYTES + 1];

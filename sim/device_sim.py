@@ -71,7 +71,11 @@ class SimTransport:
             make,
             SHIM,
             key=[asdict(params), bit_clocks, settings],
-            defines={"LINK_BYTES": params.link_bytes, "BIT_CLOCKS": bit_clocks or 0},
+            defines={
+                "LINK_BYTES": params.link_bytes,
+                "BIT_CLOCKS": bit_clocks or 0,
+                "MEMORY": int(params.memory_bits > 0),
+            },
             say=say,
         )
         self._library = _load(library)

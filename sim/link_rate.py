@@ -73,8 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     row = figures["driver"]
     median, low, high = row["driver_over_bare"]
     print(
-        f"driver: {row['cycles']:,} cycles, {row['cycles_per_second']:,.0f} a second (measured), {median:.1%} of a bare "
-        f"loop's ({low:.1%} to {high:.1%}, n = {row['n']}); outputs equal golden's: {'yes' if row['bit_exact'] else 'NO'}"
+        f"driver: {row['cycles']:,} cycles, {row['cycles_per_second']:,.0f} a second (measured), {median:.1%} of a "
+        f"bare loop's ({low:.1%} to {high:.1%}, n = {row['n']}); outputs equal golden's: "
+        f"{'yes' if row['bit_exact'] else 'NO'}"
     )
     print(f"\nwritten to {record.write('link', 'make link-rate RECORD=1', figures, record=args.record)}")
     return 0 if row["bit_exact"] else 1

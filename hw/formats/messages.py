@@ -36,7 +36,7 @@ from the engine header fields from byte 1 on                       payload
 =============== ====== =========================================== ==================================================
 
 A request is (offset, length) in bytes of the model file: ``offset + expert * length`` for each tensor, since a tensor's
-experts lie one after another. The engine has a stream of its own for requests; the link makes ``FETCH`` messages of them.
+experts lie one after another. The engine has a stream of its own for requests; before the link they become ``FETCH``.
 
 An expert lies with the host, unless ``HOMES``, between ``CONFIG`` and ``ROUTES``, says that it lies in the board's
 memory: up, gate and down matrix one after another. Such an expert is read there and not requested. ``HOMES`` speaks of
@@ -95,7 +95,7 @@ class Mode(enum.IntEnum):
 
 
 class Error(enum.IntFlag):
-    """Why there is no result. ``OVERFLOW`` and ``SCALE`` end their layer only, the others stop the engine until ``RESET``."""
+    """Why there is no result. ``OVERFLOW`` and ``SCALE`` end their layer only; the others halt until ``RESET``."""
 
     LENGTH = 1
     """The bytes that answer a request are more or fewer than its matrix has."""

@@ -17,8 +17,8 @@ class FrameReceive(wiring.Component):
     """Take the next wanted ``MESSAGE`` frame, if it is intact and there is room for it; drop all else.
 
     Outside a frame the last 16 bytes that came are looked at, beat by beat: where they are no header, the oldest beat
-    is garbage. Within a frame a beat is taken every cycle; header and trailer cost their beats and, at 16-byte beats,
-    ``OVERHEAD`` cycles. ``SYNC`` empties everything, so that the next beat at ``o`` is the new connection's first.
+    is garbage. Within a frame a beat is taken every cycle; a frame with payload costs ``overhead`` cycles beside its
+    beats. ``SYNC`` empties everything, so that the next beat at ``o`` is the new connection's first.
 
     Parameters
     ----------
@@ -46,8 +46,6 @@ class FrameReceive(wiring.Component):
     damaged, refused, garbage : Out, see :class:`hw.formats.frames.Status`
     """
 
-    OVERHEAD = 9
-
     i: stream.Interface
     o: stream.Interface
     sync: Signal
@@ -69,6 +67,7 @@ class FrameReceive(wiring.Component):
         check_cycles("idle_cycles", idle_cycles)
         self.width, self.frame_words, self.buffer_words = width, frame_words, buffer_words
         self.idle_cycles = idle_cycles
+        self.overhead = 7 + WORD_BYTES // width
         super().__init__(
             {
                 "i": In(stream.Signature(data.ArrayLayout(8, width))),
@@ -93,9 +92,8 @@ class FrameReceive(wiring.Component):
         m = Module()
         beats = WORD_BYTES // self.width
         bits = 8 * self.width
-        forget = Signal()
         ring = Ring(self.width, self.buffer_words)
-        m.submodules.ring = ResetInserter(forget)(ring)
+        m.submodules.ring = ResetInserter(self.sync)(ring)
         wiring.connect(m, ring.o, wiring.flipped(self.o))
         m.submodules.crc = crc = crc32(self.width)
 
@@ -124,8 +122,6 @@ class FrameReceive(wiring.Component):
             crc.data.eq(beat),
             crc.valid.eq(checked | payload),
         ]
-        header_crc_good = Signal()
-        m.d.sync += header_crc_good.eq(crc.match_detected)
 
         # A trailer is the payload's CRC and the header's beginning.
         intact = Signal()
@@ -144,7 +140,7 @@ class FrameReceive(wiring.Component):
 
         # What the window says as a header, a cycle late.
         is_message, is_ack, is_sync = (Signal(name=f"is_{name}") for name in ("message", "ack", "sync"))
-        acceptable = Signal()
+        acceptable, is_header = Signal(), Signal()
         is_wanted, is_ahead, room = Signal(), Signal(), Signal()
         known_bare = (window.type == Type.ACK) | (window.type == Type.SYNC) | (window.type == Type.STATUS)
         words_fit = (window.words != 0) & (window.words <= self.frame_words)
@@ -157,6 +153,7 @@ class FrameReceive(wiring.Component):
                 Mux(window.type == Type.MESSAGE, words_fit, known_bare & (window.words == 0))
                 & (window.last | (window.missing == 0))
             ),
+            is_header.eq(acceptable & crc.match_detected),
             is_wanted.eq(window.sequence == self.wanted),
             is_ahead.eq(~difference[15]),  # or wanted
             room.eq(window.words <= ring.free),
@@ -181,7 +178,6 @@ class FrameReceive(wiring.Component):
         idle = Signal(range(self.idle_cycles + 1))
         late = Signal()
         m.d.comb += [
-            last_word.eq(words_left == 1),
             whole.eq(part == beats - 1),
             ring.beat.eq(Cat(beat, ends)),
             ring.put.eq(stored),
@@ -229,6 +225,7 @@ class FrameReceive(wiring.Component):
                     part.eq(0),
                     place.eq(0),
                     words_left.eq(window.words),
+                    last_word.eq(window.words == 1),
                     idle.eq(0),
                     late.eq(0),
                     intact.eq(1),
@@ -237,12 +234,10 @@ class FrameReceive(wiring.Component):
                     ahead.eq(is_ahead & ~is_wanted),
                 ]
                 m.next = "HUNT"
-                with m.If(~(header_crc_good & acceptable)):
+                with m.If(~is_header):
                     m.d.sync += [filled.eq(beats - 1), self.garbage.eq(self.garbage + 1)]
                 with m.Elif(is_sync):
-                    m.d.comb += forget.eq(1)
-                    m.d.sync += [self.sync.eq(1), self.tell.eq(0), self.wanted.eq(0), told.eq(0), grown.eq(0)]
-                    m.d.sync += [self.damaged.eq(0), self.refused.eq(0), self.garbage.eq(0)]
+                    m.d.sync += self.sync.eq(1)
                 with m.Elif(is_message | is_ack):
                     m.d.sync += [self.acked.eq(1), self.resend.eq(window.nak), self.poll.eq(window.poll)]
                     with m.If(is_message):
@@ -254,7 +249,7 @@ class FrameReceive(wiring.Component):
                     with m.If(final):
                         m.d.sync += stored_all.eq(1)
                     with m.If(whole):
-                        m.d.sync += [part.eq(0), words_left.eq(words_left - 1)]
+                        m.d.sync += [part.eq(0), words_left.eq(words_left - 1), last_word.eq(words_left == 2)]
                         with m.If(last_word):
                             m.next = "TRAILER"
                 with m.Elif(late):
@@ -286,4 +281,8 @@ class FrameReceive(wiring.Component):
                     m.d.sync += [self.nak.eq(1), told.eq(1)]
                 with m.Elif(~ahead):
                     m.d.sync += self.tell.eq(1)
+
+        with m.If(self.sync):
+            m.d.sync += [register.eq(0) for register in (self.wanted, self.tell, told, grown)]
+            m.d.sync += [counter.eq(0) for counter in (self.damaged, self.refused, self.garbage)]
         return m

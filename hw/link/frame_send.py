@@ -1,6 +1,6 @@
 """Frames to the link: cut messages up, keep them until they are acknowledged, send them again if they are not."""
 
-from amaranth.hdl import Cat, Const, Module, ResetInserter, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,7 +25,7 @@ class FrameSend(wiring.Component):
     there that tells the same. ``sync`` makes all messages be forgotten, what is taken at ``i`` in that cycle too; a
     frame that is being sent is completed, with a payload CRC that does not fit. Nothing is sent before the first.
 
-    A beat is sent every cycle; a frame with payload costs, at 16-byte beats, ``OVERHEAD`` cycles beside its beats.
+    A beat is sent every cycle; a frame with payload costs ``overhead`` cycles beside its beats.
 
     Parameters
     ----------
@@ -47,7 +47,6 @@ class FrameSend(wiring.Component):
     resent : Out, frames sent again since ``sync``
     """
 
-    OVERHEAD = 9
     QUEUE_DEPTH = 8
 
     i: stream.Interface
@@ -72,6 +71,7 @@ class FrameSend(wiring.Component):
         check_cycles("resend_cycles", resend_cycles)
         self.width, self.frame_words, self.buffer_words = width, frame_words, buffer_words
         self.resend_cycles = resend_cycles
+        self.overhead = 8 + WORD_BYTES // width
         super().__init__(
             {
                 "i": In(stream.Signature(link_beat(width))),
@@ -137,16 +137,16 @@ class FrameSend(wiring.Component):
         read = delay(m, reading, BlockMemory.LATENCY, control=True)
         beat = Signal(bits, reset_less=True)
         beat_last, to_crc, to_queue = Signal(), Signal(), Signal()
-        show_word, show_header, show_status = Signal(), Signal(), Signal()
+        show_header = Signal()
         feed, put, put_last = Signal(), Signal(), Signal()
         count = Signal(range(beats))
         count_last = Signal()
+        from_memory = Signal()  # the payload; if not, it is the status
+        status_beat = delay(m, status.word_select(count, bits), BlockMemory.LATENCY)
         with m.If(read):
-            m.d.sync += beat.eq(store.r_data)
+            m.d.sync += beat.eq(Mux(from_memory, store.r_data, status_beat))
         with m.Elif(show_header):
             m.d.sync += beat.eq(Cat(word, word)[len(first) :])
-        with m.Elif(show_status):
-            m.d.sync += beat.eq(status.word_select(count, bits))
         with m.Else():
             m.d.sync += beat.eq(word)
         m.d.sync += [to_crc.eq(feed | read), to_queue.eq(put | read), beat_last.eq(put_last)]
@@ -164,7 +164,6 @@ class FrameSend(wiring.Component):
         bare = Signal()
         read_at = Signal.like(store.at)
         spoiled = Signal()
-        from_memory = Signal()
         m.d.comb += store.r_addr.eq(Cat(count, read_at))
 
         quiet = Signal(range(self.resend_cycles + 1))
@@ -226,7 +225,7 @@ class FrameSend(wiring.Component):
                 m.d.sync += [first.eq(NEUTRAL), fields.eq(header)]
                 m.next = "CHECK"
             with m.State("CHECK"):
-                m.d.comb += [turn.eq(1), feed.eq(1), show_word.eq(1)]
+                m.d.comb += [turn.eq(1), feed.eq(1)]
                 m.d.sync += count.eq(count + 1)
                 with m.If(count_last):
                     m.next = "LAST OF CHECK"
@@ -242,18 +241,9 @@ class FrameSend(wiring.Component):
                     m.d.comb += [put.eq(1), put_last.eq(bare & count_last), turn.eq(1)]
                     m.d.sync += count.eq(count + 1)
                     with m.If(count_last):
-                        m.next = "SEND STATUS"
-                        with m.If(from_memory):
-                            m.next = "SEND PAYLOAD"
+                        m.next = "SEND PAYLOAD"
                         with m.If(bare):
                             m.next = "CHOOSE"
-            with m.State("SEND STATUS"):
-                m.d.comb += show_status.eq(1)
-                with m.If(place):
-                    m.d.comb += [put.eq(1), feed.eq(1)]
-                    m.d.sync += count.eq(count + 1)
-                    with m.If(count_last):
-                        m.next = "LAST OF PAYLOAD"
             with m.State("SEND PAYLOAD"):
                 with m.If(place):
                     m.d.comb += reading.eq(1)

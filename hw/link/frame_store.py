@@ -16,8 +16,8 @@ WINDOW = 8
 class FrameStore(wiring.Component):
     """Cut messages into frames of at most ``frame_words``; number and keep them until they are acknowledged.
 
-    Frames leave in order. An acknowledgement lets all frames before ``peer_ack`` go, a frame a cycle, unless it names
-    one that was never taken: then it is ignored.
+    Frames leave in order. An acknowledgement lets all frames before ``peer_ack`` go, unless it names one
+    that was never taken: then it is ignored.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class FrameStore(wiring.Component):
     -------
     i : stream of :func:`hw.layouts.link_beat`: messages, each of whole words
     ready : Out, there is a frame to take; number, words, last, at : Out, its number, its words, whether it ends its
-        message, and the word at which it begins; again : Out, it was taken before
+        message (both a cycle late), and the word at which it begins; again : Out, it was taken before
     take : In, it is taken; back : In, all that are not acknowledged are to be taken again; neither while ``busy`` has
         been high for a cycle
     waiting : Out, frames that were taken are not acknowledged
@@ -137,10 +137,9 @@ class FrameStore(wiring.Component):
             self.again.eq(upcoming[:near] != fresh),
             self.waiting.eq(oldest[:near] != fresh),
             self.number.eq(upcoming),
-            self.words.eq(upcoming_frame.data.words),
-            self.last.eq(upcoming_frame.data.last),
             self.at.eq(upcoming_at),
         ]
+        m.d.sync += [self.words.eq(upcoming_frame.data.words), self.last.eq(upcoming_frame.data.last)]
         with m.If(self.take):
             m.d.sync += [upcoming.eq(upcoming + 1), upcoming_at.eq(upcoming_at + self.words)]
             with m.If(~self.again):
@@ -155,7 +154,9 @@ class FrameStore(wiring.Component):
         due = Signal()
         distance = Signal(16)
         span = Signal(near)
-        next_at = (oldest_at + oldest_frame.data.words)[: len(oldest_at)]
+        oldest_words = Signal.like(self.words)
+        m.d.sync += oldest_words.eq(oldest_frame.data.words)
+        next_at = (oldest_at + oldest_words)[: len(oldest_at)]
         with m.FSM() as fsm:
             with m.State("WAIT"):
                 with m.If(due):
@@ -168,10 +169,13 @@ class FrameStore(wiring.Component):
             with m.State("LET GO"):
                 m.d.comb += self.let_go.eq(1)
                 m.d.sync += [distance.eq(distance - 1), oldest.eq(oldest + 1), oldest_at.eq(next_at)]
-                with m.If(upcoming == oldest):
+                with m.If(upcoming[:near] == oldest[:near]):
                     m.d.sync += [upcoming.eq(upcoming + 1), upcoming_at.eq(next_at)]
+                m.next = "NEXT"
                 with m.If(distance == 1):
                     m.next = "WAIT"
+            with m.State("NEXT"):
+                m.next = "LET GO"
         m.d.comb += self.busy.eq(due | ~fsm.ongoing("WAIT"))
         with m.If(self.acked):
             m.d.sync += [heard.eq(self.peer_ack), due.eq(1)]

@@ -49,10 +49,11 @@ class Uart(wiring.Component):
             )
         self.clock_hz, self.baud = clock_hz, baud
         byte = data.ArrayLayout(8, 1)
+        idle = {"init": 1}  # the stubs know no such parameter
         super().__init__(
             {
-                "rx": In(1, init=1),
-                "tx": Out(1, init=1),
+                "rx": In(1, **idle),
+                "tx": Out(1, **idle),
                 "i": In(stream.Signature(byte)),
                 "o": Out(stream.Signature(byte)),
             }

@@ -1,4 +1,4 @@
-"""The AXI-Stream device under cocotb, with random pauses both ways, behind a socket: a driver in another process uses it."""
+"""The AXI-Stream device under cocotb, with random pauses both ways, behind a socket for a driver in another process."""
 
 import itertools
 import os

@@ -18,7 +18,6 @@ from hw.formats.frames import SEQUENCES, WINDOW, WORD_BYTES, Flag, Header, Type
 from hw.formats.messages import (
     HEADER_BYTES,
     IN_MEMORY,
-    OFFSET_BITS,
     WEIGHT_FRACTION_BITS,
     Counter,
     Error,
@@ -43,7 +42,6 @@ MAGIC = frames.MAGIC.to_bytes(2, "little")
 SEND_FRAME_BYTES = 1024
 SEND_FRAMES = 4
 """Frames to the host that may be unacknowledged."""
-ADDRESS = (1 << OFFSET_BITS) - 1
 
 
 class _Refused(Exception):
@@ -154,15 +152,17 @@ class GoldenEngine:
         _need(self._layer is not None and self.params.memory_bits > 0, Error.MESSAGE)
         _need(count <= self._now.experts and len(message) == HEADER_BYTES + 8 * count, Error.MESSAGE)
         entries = struct.unpack_from(f"<{count}Q", message, HEADER_BYTES)
-        self._home = {expert: entry & ADDRESS for expert, entry in enumerate(entries) if entry & IN_MEMORY}
+        self._home = {expert: entry - IN_MEMORY for expert, entry in enumerate(entries) if entry & IN_MEMORY}
+        end = 1 << self.params.memory_bits
+        _need(all(home < end and home % WORD_BYTES == 0 for home in self._home.values()), Error.MESSAGE)
 
     def _store(self, message: bytes) -> None:
         address = int.from_bytes(message[2:8], "little")
         data = memoryview(message)[HEADER_BYTES:]
         whole = len(data) > 0 and address % WORD_BYTES == len(data) % WORD_BYTES == 0
-        _need(whole and self.params.memory_bits > 0, Error.MESSAGE)
         end = address + len(data)
-        _need(end <= 1 << self.params.memory_bits, Error.MEMORY)
+        # 2**0 bytes of memory hold no word.
+        _need(whole and end <= 1 << self.params.memory_bits, Error.MESSAGE)
         self._memory.extend(bytes(max(end - len(self._memory), 0)))
         self._memory[address:end] = data
 
@@ -204,6 +204,8 @@ class GoldenEngine:
         _need(start + MATRICES * size <= 1 << self.params.memory_bits, Error.MEMORY)
         data = bytes(self._memory[start : start + MATRICES * size]).ljust(MATRICES * size, b"\0")
         for matrix in range(MATRICES):
+            self._ask(size)
+            self._counters[Counter.MEMORY_BYTES] += size
             self._pass(_Turn(expert, matrix), np.frombuffer(data, np.uint8, size, matrix * size))
 
     def _weights(self, message: bytes) -> None:
@@ -236,8 +238,7 @@ class GoldenEngine:
             turn = self._turns.popleft()
             length = self._lengths[turn.matrix]
             self._waiting.append(turn)
-            self._counters[Counter.REQUESTS] += 1
-            self._counters[Counter.REQUESTED_BYTES] += length
+            self._ask(length)
             self.say(messages.fetch(layer.offsets[turn.matrix] + turn.expert * length, length))
         if self._waiting:
             return
@@ -249,6 +250,10 @@ class GoldenEngine:
                 header = struct.pack("<BBH12x", Message.OUTPUT, token, layer.width)
                 self.say(header + y.astype("<i8").tobytes())
         self.say(messages.bare(Message.DONE))
+
+    def _ask(self, length: int) -> None:
+        self._counters[Counter.REQUESTS] += 1
+        self._counters[Counter.REQUESTED_BYTES] += length
 
     def _read_counters(self, message: bytes) -> None:
         _need(len(message) == HEADER_BYTES, Error.MESSAGE)

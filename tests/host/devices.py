@@ -71,7 +71,7 @@ class Peer:
     def __init__(self, reader: int, writer: int, params: Params = PARAMS) -> None:
         self.device = GoldenDevice(params)
         self._reader, self._writer = reader, writer
-        self._stop = threading.Event()
+        self._stop, self._silent = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Peer":
@@ -81,8 +81,17 @@ class Peer:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
+    def silence(self) -> None:
+        """Take everything, answer nothing."""
+        self._silent.set()
+
+    def speak(self) -> None:
+        """Answer again, as after power-up."""
+        self.device = GoldenDevice(self.device.engine.params)
+        self._silent.clear()
+
     def stop(self) -> None:
-        """Answer no more."""
+        """End the thread."""
         self._stop.set()
         self._thread.join(10)
         assert not self._thread.is_alive()
@@ -95,6 +104,8 @@ class Peer:
                 data = os.read(self._reader, 1 << 16)
                 if not data:
                     return
+                if self._silent.is_set():
+                    continue
                 self.device.write(data)
             else:
                 silent += 1

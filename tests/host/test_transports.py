@@ -8,6 +8,7 @@ import time
 import tty
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -386,8 +387,7 @@ def test_pcie_gathers_into_large_aligned_calls(fifos, monkeypatch):
             done += write(descriptor, part[done : done + 4096])
         return done
 
-    transport = open_transport(f"pcie:{path}")
-    assert isinstance(transport, DmaTransport)
+    transport = cast(DmaTransport, open_transport(f"pcie:{path}"))
     monkeypatch.setattr(transports.os, "write", watch)
     with echo(h2c, c2h):
         for start in range(0, len(data), 65_536 + 32):
@@ -405,6 +405,7 @@ def test_pcie_driver_times_out(fifos, monkeypatch, code):
     """Nothing came in ten seconds, or nothing was taken: no reason to give up."""
     (h2c, c2h), path = fifos
     with opened(f"pcie:{path}") as transport:
+        transport = cast(Any, transport)
         fail = [True, True]
         readinto = transport._file.readinto
 

@@ -19,6 +19,10 @@ ROUTES = [(0, 3, 1), (4, 199, 65536), (0xFFFF, 0xFFFF, 0xFFFFFFFF)]
 """What a route says is the table's business."""
 
 
+PRELIMINARY = ("x", "route", "forget", "home", "store")
+"""What may come of a message before it is known to be bad."""
+
+
 class Case(NamedTuple):
     """A message as beats, the surroundings that it meets and what it has to cause; ``config`` is checked after it."""
 
@@ -79,6 +83,8 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
     work = 0  # cycles that the table still needs
     routes_to_come = 0
     ports = {"weights": dut.o_weights, "x": dut.o_x, "route": dut.o_route}
+    if dut.params.memory_bits:
+        ports |= {"home": dut.o_home, "store": dut.o_store}
     waited: dict[str, int | None] = dict.fromkeys(ports)
     settings = ctx.get(dut.batch), ctx.get(Value.cast(dut.config))
     quiet = 0
@@ -115,6 +121,10 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
                 here.append((name, bytes(p.data), p.last))
             elif name == "x":
                 here.append((name, p.token, p.column, p.exponent, p.word, *p["values"]))
+            elif name == "home":
+                here.append((name, p.expert, p.here, 16 * p.word if p.here else 0))
+            elif name == "store":
+                here.append((name, p.address, bytes(p.data), p.last))
             else:
                 here.append((name, p.token, p.expert, p.weight))
                 work = int(rng.integers(1, 5))
@@ -126,7 +136,8 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
         if ctx.get(dut.start):
             assert not ctx.get(dut.routes_held)
             here.append(("start", ctx.get(dut.batch)))
-        here += [(name,) for name in ("reset", "read_counters") if ctx.get(getattr(dut, name))]
+        pulses = ("reset", "read_counters", *(["forget"] if dut.params.memory_bits else []))
+        here += [(name,) for name in pulses if ctx.get(getattr(dut, name))]
         if ctx.get(dut.error):
             here.append(("error", ctx.get(dut.error)))
         if offered and ctx.get(dut.i.ready):
@@ -167,7 +178,7 @@ def run(params: Params, cases: list[Case], *, seed: int = 0, p_in: float = 1.0, 
     (outcome,) = outcomes
     for number, (case, events) in enumerate(zip(cases, outcome.events, strict=True)):
         bad = [event[0] for event in case.want] == ["error"]
-        got = [event for event in events if not (bad and event[0] in ("x", "route"))]
+        got = [event for event in events if not (bad and event[0] in PRELIMINARY)]
         assert got == case.want, f"case {number}: {case.beats[0]}"
     return outcome
 
@@ -175,9 +186,9 @@ def run(params: Params, cases: list[Case], *, seed: int = 0, p_in: float = 1.0, 
 class Kinds:
     """Cases for one link width."""
 
-    def __init__(self, link_bytes: int) -> None:
+    def __init__(self, link_bytes: int, *, memory_bits: int = 0) -> None:
         self.link_bytes = link_bytes
-        self.params = Params(link_bytes=link_bytes, **WIDTHS)
+        self.params = Params(link_bytes=link_bytes, memory_bits=memory_bits, **WIDTHS)
 
     def cut(self, message: bytes) -> list[tuple[bytes, bool]]:
         return cut(message, self.link_bytes)
@@ -189,7 +200,8 @@ class Kinds:
         return Case(self.cut(messages.bare(Message.READ_COUNTERS)), [("read_counters",)], **surroundings)
 
     def config(self, layer: Layer = LAYER, **surroundings) -> Case:
-        return Case(self.cut(messages.config(layer)), [], config=config_of(layer), **surroundings)
+        want = [("forget",)] if self.params.memory_bits else []
+        return Case(self.cut(messages.config(layer)), want, config=config_of(layer), **surroundings)
 
     def load_x(self, rng, token: int, column: int, **surroundings) -> Case:
         exponent, values = int(rng.integers(-128, 128)), rng.integers(-(1 << 15), 1 << 15, (32, 8))
@@ -205,6 +217,15 @@ class Kinds:
         beats = self.cut(messages.weights(data))
         payload = beats[16 // self.link_bytes :]
         return Case(beats, [("weights", *beat) for beat in payload], waiting=1, **surroundings)
+
+    def homes(self, addresses: list[int | None], **surroundings) -> Case:
+        homes = (("home", n, int(address is not None), address or 0) for n, address in enumerate(addresses))
+        return Case(self.cut(messages.homes(addresses)), [("forget",), *homes], **surroundings)
+
+    def store(self, address: int, data: bytes, **surroundings) -> Case:
+        starts = range(0, len(data), 16)
+        want = [("store", address + low, data[low : low + 16], int(low == starts[-1])) for low in starts]
+        return Case(self.cut(messages.store(address, data)), want, **surroundings)
 
     def random(self, rng) -> Case:
         """A good message, any but ``RESET``; a configuration has come before."""
@@ -327,7 +348,9 @@ def bad_messages(kinds: Kinds, rng) -> list[Case]:
     ]
     wrong = [("error", int(Error.MESSAGE))]
     return [
-        *(Case(kinds.cut(struct.pack("<B15x", kind)), wrong) for kind in (0, 7, 129, 255)),
+        *(Case(kinds.cut(struct.pack("<B15x", kind)), wrong) for kind in (0, 9, 129, 255)),
+        *(Case(kinds.cut(message), wrong) for message in (messages.homes([]), messages.homes([0]))),
+        Case(kinds.cut(messages.store(0, bytes(32))), wrong),
         *(Case(kinds.cut(struct.pack("<B15x", kind) + bytes(50)), wrong) for kind in (0, 9)),
         *(Case(beats, wrong, waiting=1) for beats in wrong_lengths),
         *(Case(kinds.cut(configured(**fields)), [("error", int(Error.CONFIG))]) for fields in out_of_range),
@@ -375,3 +398,87 @@ def test_receive_does_not_start_after_a_wrong_route(link_bytes):
         routes = kinds.routes(1, ROUTES[:count], route_fails=True)
         cases += [routes._replace(want=routes.want[:-1]), kinds.reset(halted=1), kinds.config()]
     run(kinds.params, [*cases, kinds.routes(1, ROUTES)])
+
+
+MEMORY_BITS = 20
+END = 1 << MEMORY_BITS
+
+
+@pytest.mark.parametrize(("p_in", "p_out"), STALLS)
+def test_receive_homes_and_stores(p_in, p_out):
+    """Each home and each word goes where it should; messages of the other kinds in between do what they always did."""
+    rng = np.random.default_rng(0)
+    kinds = Kinds(16, memory_bits=MEMORY_BITS)
+    cases = [
+        kinds.store(0, rng.bytes(16)),
+        kinds.store(END - 64, rng.bytes(64)),
+        kinds.config(),
+        kinds.homes([]),
+        kinds.homes([0]),
+        kinds.homes([None, END - 16]),
+        kinds.homes([16 * n if n % 3 else None for n in range(LAYER.experts)]),
+        kinds.routes(2, ROUTES),
+        kinds.homes([16]),
+        kinds.routes(1, []),
+    ]
+    for _ in range(12):
+        count, length = int(rng.integers(1, LAYER.experts + 1)), 16 * int(rng.integers(1, 40))
+        homes = [16 * int(rng.integers(END // 16)) if rng.random() < 0.5 else None for _ in range(count)]
+        store = kinds.store(16 * int(rng.integers((END - length) // 16 + 1)), rng.bytes(length))
+        cases += [kinds.config(), kinds.homes(homes), store, kinds.random(rng)]
+    run(kinds.params, [*cases, kinds.reset()], p_in=p_in, p_out=p_out)
+
+
+def bad_homes_and_stores(kinds: Kinds) -> list[Case]:
+    def counted(count: int, entries: int) -> bytes:
+        return struct.pack("<BxH12x", Message.HOMES, count) + bytes(8 * entries)
+
+    def entries(*values: int) -> bytes:
+        return struct.pack(f"<BxH12x{len(values)}Q", Message.HOMES, len(values), *values)
+
+    here = messages.IN_MEMORY
+    homes, store = kinds.homes([0, 16, 32, 48, 64]), kinds.store(0, bytes(64))
+    wrong = [("error", int(Error.MESSAGE))]
+    bad = [counted(*c) for c in ((0, 2), (1, 0), (6, 4), (2, 4), (0x102, 2), (LAYER.experts + 1, LAYER.experts + 1))]
+    bad += [entries(here | address) for address in (1, 8, END, END + 16, 1 << 47, 1 << 48, 1 << 62)]
+    bad += [
+        entries(here, here | 8),
+        entries(here | 8, here),
+        entries(here, here, here | 8, 0),
+        entries(0, 0, here | END),
+    ]
+    bad += [messages.store(address, bytes(32)) for address in (1, 8, END, END + 16, 1 << 47)]
+    bad += [messages.store(END - 16, bytes(size)) for size in (32, 48, 160)]
+    return [
+        *(Case(kinds.cut(message), wrong) for message in bad),
+        *(Case(beats, wrong) for beats in (longer(homes.beats), longer(homes.beats, 9), shorter(homes.beats, 2))),
+        Case(shorter(store.beats, 1), wrong),
+        *(Case(case.beats, wrong, running=1) for case in (homes, store)),
+    ]
+
+
+@pytest.mark.parametrize("p", [1.0, 0.6])
+def test_receive_tells_bad_homes_and_stores(p):
+    """Each gives one error; what follows is understood, and ``HOMES`` needs ``CONFIG``."""
+    kinds = Kinds(16, memory_bits=MEMORY_BITS)
+    early = Case(kinds.homes([0, 0]).beats, [("error", int(Error.MESSAGE))])
+    smaller = kinds.config(Layer(256, 256, 3, (0, 0, 0)))
+    cases = [early, kinds.reset(), smaller, Case(kinds.homes([0] * 4).beats, early.want), kinds.reset()]
+    cases += [kinds.store(0, bytes(32))]
+    for number, bad in enumerate(bad_homes_and_stores(kinds)):
+        cases += [kinds.config(), bad, kinds.reset(halted=number % 2, running=bad.running)]
+    run(kinds.params, [*cases, kinds.config(), kinds.homes([0, None, 16]), kinds.routes(2, ROUTES)], p_in=p, p_out=p)
+
+
+def test_receive_keeps_the_memory_while_halted():
+    """No home and no word gets through."""
+    kinds = Kinds(16, memory_bits=MEMORY_BITS)
+    cases = [kinds.config()]
+    for case in [kinds.homes([0, 16]), kinds.store(0, bytes(64)), *bad_homes_and_stores(kinds)]:
+        cases.append(case._replace(want=[], halted=1))
+    run(kinds.params, [*cases, kinds.reset(halted=1), kinds.config(), kinds.homes([0])], p_in=0.9)
+
+
+def test_a_memory_needs_a_link_of_its_width():
+    with pytest.raises(ValueError, match="memory_bits = 20 needs link_bytes = 16, not 8"):
+        Receive(Params(link_bytes=8, memory_bits=MEMORY_BITS))

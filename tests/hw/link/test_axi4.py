@@ -271,8 +271,12 @@ def test_reads(burst_beats, outstanding, p_bus, p_user):
 
 @pytest.mark.parametrize(
     ("burst_beats", "write_order", "p_bus", "p_user"),
-    [*((64, "any", *stalls) for stalls in STALLS), *((64, order, 0.5, 0.7) for order in ("address", "data"))]
-    + [(2, "data", 1.0, 1.0), (256, "address", 0.7, 0.7)],
+    [
+        *((64, "any", *stalls) for stalls in STALLS),
+        *((64, order, 0.5, 0.7) for order in ("address", "data")),
+        (2, "data", 1.0, 1.0),
+        (256, "address", 0.7, 0.7),
+    ],
 )
 def test_writes(burst_beats, p_bus, p_user, write_order):
     """They arrive where they belong, nothing else changes, and a read afterwards finds them."""
@@ -380,7 +384,7 @@ def test_flush(seed):
 
     async def process(ctx):
         for _ in range(15):
-            bench.bad = {address: SLVERR for address in range(1 << 17, 1 << BITS, 16)}
+            bench.bad = dict.fromkeys(range(1 << 17, 1 << BITS, 16), SLVERR)
             bench.reads.extend(
                 (16 * int(rng.integers(1 << 13, 1 << 15)), 16 * int(rng.integers(1, 200))) for _ in range(3)
             )
@@ -439,9 +443,9 @@ MATRIX_BYTES = 1024 * 512 // 256 * 210
     [(0, 0, 1, 0.999), (30, 0, 1, 0.998), (150, 0, 8, 0.95), (30, 30, 8, 0.67)],
 )
 def test_efficiency(latency, gap, part, least):
-    """Beats a cycle over one matrix (or a part of it), from the request to the last beat, at a base that is not aligned to a burst.
+    """Beats a cycle over one matrix or a part of it, from the request to the last beat.
 
-    A memory whose bursts overlap hides its latency; one that pauses between two bursts costs what it pauses.
+    The matrix begins inside a burst. A memory whose bursts overlap hides its latency; one that pauses between two bursts costs what it pauses.
     """
     dut = AxiMemory(BITS)
     bench = Bench(dut, np.random.default_rng(0), latency=latency, gap=gap)
