@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=_positive, default=2, metavar="N", help="read the experts of N layers (2)")
     parser.add_argument("--runs", type=_positive, default=31, metavar="N", help="passes of each kind (31)")
     parser.add_argument("--seconds", type=_positive, default=20, metavar="N", help="fewer if a mode takes N s (20)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the selected experts (1)")
+    parser.add_argument("--seed", type=_seed, default=1, metavar="N", help="of the selected experts (1)")
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON too; - for stdout, without the table")
 
 
@@ -91,10 +91,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
-    return value
+    return _whole(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more, not {text!r}")
+    return int(text)
 
 
 def bench(
@@ -450,7 +457,9 @@ def _mode_lines(mode: dict[str, Any]) -> list[str]:
         lines.append(
             f"  reading ahead, {what}: {gain['median']:+.1%} ({gain['min']:+.1%} to {gain['max']:+.1%}), n {gain['n']}"
         )
-    lines.append(f"  the feed reaches {GOAL:.0%} of the ceiling: {'yes' if mode['goal_met'] else 'NO'}")
+    lines.append(
+        f"  the better of the two feeds reaches {GOAL:.0%} of the ceiling: {'yes' if mode['goal_met'] else 'NO'}"
+    )
     for name, reads in mode["reads"].items():
         parts = f"requested {reads['requested']:,} + spilled {reads['spilled']:,} = read {reads['read']:,}"
         lines.append(f"  bytes, {name:<8}{parts}")

@@ -12,6 +12,7 @@ import functools
 import operator
 import os
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -35,6 +36,8 @@ FRAME_OVERHEAD = 2 * WORD_BYTES
 """Header and trailer of a frame with payload."""
 PATIENCES = 100
 """What is asked while no layer runs is answered within so many times the transport's patience."""
+READ_SECONDS = 1.0
+"""How long reads that nobody wants any more are waited for."""
 SLACK = 10
 """A layer may take so many times as long as its bytes need on the link."""
 MATRICES = 3
@@ -211,6 +214,7 @@ class Device:
         self._homes: dict[tuple[int, ...], dict[int, int]] = {}
         self.memory_used = 0
         self._payload = self._framing = self._message_frames = 0
+        self._unread = 0  # reads that wait in the store
         try:
             self.hello: Hello = self.link.connect()
         except BaseException:
@@ -383,13 +387,23 @@ class Device:
         except BaseException as error:
             # An engine in the middle of something, a frame half written, a read under way: none of it may be left.
             self._stale = True
-            with contextlib.suppress(StorageError):
-                if store is not None:
-                    store.clear()
+            if store is not None:
+                self._forget_reads(store)
             if not isinstance(error, LinkError):  # it has tried long enough; the next call connects
                 with contextlib.suppress(LinkError):
                     self.reset()
             raise
+
+    def _forget_reads(self, store: Store) -> None:
+        """Leave no read in the store; those that its thread is at end first, so that they are nobody else's."""
+        end = time.monotonic() + READ_SECONDS
+        with contextlib.suppress(StorageError):
+            while store.ahead and self._unread and time.monotonic() < end:
+                self._unread -= 1
+                with contextlib.suppress(StorageError):
+                    store.take(READ_SECONDS)
+            store.clear()
+        self._unread = 0
 
     def _run_part(self, part: _Part, run: _Run, store: Store) -> LayerResult:
         layer, link_bytes = part.layer, self.params.link_bytes
@@ -409,6 +423,7 @@ class Device:
                 # The answer before leaves first; the store reads this one meanwhile.
                 self._flush(run.end, run)
                 data = store.take()
+                self._unread -= 1
                 self._send(messages.weights(b""), data)
                 answers.append(len(data))
                 run.answered(len(data))
@@ -421,6 +436,7 @@ class Device:
                 if part.expected[place : place + 1] != requests[place:]:
                     self._wrong(message, f"request {len(requests)} of this layer")
                 store.submit(*requests[-1])
+                self._unread += 1
             elif kind == Message.OUTPUT:
                 token, width = struct.unpack_from("<BH", message, 1)
                 if width != layer.width or token >= part.batch or token in outputs:

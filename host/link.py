@@ -198,8 +198,14 @@ class Link:
         ``number`` is the first SYNC's, random if None. LinkError if there is no device that speaks as this program
         does.
         """
-        number = int.from_bytes(os.urandom(2), "little") if number is None else number
         self.hello = None
+        try:
+            return self._connect(int.from_bytes(os.urandom(2), "little") if number is None else number)
+        finally:
+            if self.hello is None:
+                self._start(None)
+
+    def _connect(self, number: int) -> Hello:
         read, sent, self._heard = self.counts.bytes_read, self._transport.now(), 0
         for attempt in range(self.tries):
             # Each try has its own number: a late answer to another one must not pass for this one's.

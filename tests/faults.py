@@ -63,8 +63,9 @@ ROOT = Path(__file__).resolve().parent.parent
 START = time.monotonic()
 SEED = 1
 LEAST_FAULTS = 2000
+"""That somebody could notice."""
 PROCESSES = 2
-WALL_SECONDS = 120.0
+WALL_SECONDS = 60.0
 """An exchange that takes longer on this machine's clock is called hung."""
 TAKE_SECONDS = 0.5
 """What a read of the storage may take here."""
@@ -88,6 +89,8 @@ STORM_CHANCE = 0.01
 CONNECT_EVERY = 9
 """Of the faults on a link, each so-many-th hits the start of a connection; no multiple of the kinds."""
 EDGE_FRAMES = 8
+PORT_BYTES = 4096
+"""That a kernel takes ahead of a serial port."""
 OUTPUTS_A_FAULT = 8
 TOKENS = {"uart": 64}
 """A UART is slow: a layer with many tokens checks many vectors that were damaged on their way."""
@@ -215,12 +218,12 @@ class Injector(Faulty):
 
     # What is to happen.
 
-    def arm(self, kind: str, to_device: bool, frame: int, *, unit: int = 1) -> None:
-        """Do it to, or at, the ``frame``-th frame from now in that direction."""
+    def arm(self, kind: str, to_device: bool, frame: int, *, unit: int = 1, payload: bool = False) -> None:
+        """Do it to, or at, the ``frame``-th frame from now in that direction; ``payload``: the next that has any."""
         self.hit, self.superseded = None, False
         self.follower: Header | None = None
         self._unit = unit
-        self._due = (kind, to_device, self.passed[to_device] + frame)
+        self._due = (kind, to_device, self.passed[to_device] + frame, payload)
 
     def disarm(self) -> None:
         """What has not happened yet does not."""
@@ -260,6 +263,8 @@ class Injector(Faulty):
 
     def read(self, timeout: float) -> bytes:
         self._watch()
+        if timeout > 0 and self._lag:  # a sum of two clocks may lose less than this
+            timeout = max(timeout, 1 / CLOCK_HZ)
         if self._gone:
             return self._nothing(timeout)
         if (left := self._mute_until - self.now()) > 0:
@@ -276,9 +281,14 @@ class Injector(Faulty):
         return self._up.put(self._transport.read(timeout))
 
     def _deliver(self) -> None:
-        if self.now() >= self._mute_until:
-            self._transport.write(b"".join(self._held))
-            self._held.clear()
+        if self.now() < self._mute_until:
+            return
+        self._transport.write(b"".join(self._held))
+        self._held.clear()
+        # A port's buffer is small, so that writing takes time.
+        while self.link == "uart" and isinstance(self._transport, SimTransport) and self._transport.unsent > PORT_BYTES:
+            self._watch()
+            self._transport.spin(PORT_BYTES)
 
     def _watch(self) -> None:
         if self.now() > self._end or time.monotonic() > self._wall_end:
@@ -290,7 +300,7 @@ class Injector(Faulty):
         if self._gone == "babble":
             self._lag += min(timeout, self.patience / 20)
             return self._rng.bytes(64)
-        self._lag += timeout
+        self._lag += timeout + 1 / CLOCK_HZ
         return b""
 
     def _wait(self, seconds: float, device_runs: bool) -> None:
@@ -315,7 +325,7 @@ class Injector(Faulty):
             self.follower = self.follower or header
         here = self.passed[to_device]
         self.passed[to_device] += 1
-        if not self._due or self._due[1] != to_device or here < self._due[2]:
+        if not self._due or self._due[1] != to_device or here < self._due[2] or (self._due[3] and not header.words):
             return super()._spoil(direction, number, frame)
         kind = self._due[0]
         self.disarm()
@@ -548,7 +558,8 @@ class Bench:
         # A beat of AXI-Stream that is not full is dropped, so most faults there are whole beats.
         odd = self.link == "axi-stream" and self.rng.random() < 0.25
         unit = 1 if odd else self.unit
-        self.injector.arm(kind, to_device, frame, unit=unit)
+        # Most frames are acknowledgments, and few of those matter.
+        self.injector.arm(kind, to_device, frame, unit=unit, payload=self.rng.random() < 0.75)
 
     def control(self, exchange: Callable[[], bool]) -> tuple[int, int]:
         """Without a fault: all right and no counter moves; returns the frames from and to the device."""
@@ -586,14 +597,19 @@ def layers(bench: Bench) -> None:
 
 
 def peers(bench: Bench) -> None:
-    """Something happens to the peer in the middle of each layer."""
-    there = bench.control(bench.layer)
+    """Something happens to the peer in the middle of each layer; on a UART, of two messages."""
+    exchange, again = bench.layer, None
+    if bench.link == "uart":
+        work = Parts(bench)
+        work.start()
+        exchange, again = lambda: work.load(0) and work.read_counters(), lambda: work.load_all(1)
+    there = bench.control(exchange)
     kinds = bench.session.kinds or PEER_KINDS
     for number in range(bench.session.count):
         kind = kinds[number % len(kinds)]
         to_device = kind == "second host" or bool(bench.rng.integers(2))
-        bench.injector.arm(kind, to_device, int(bench.rng.integers(there[to_device] - 3)))
-        outcome = bench.judge(kind, bench.layer)
+        bench.injector.arm(kind, to_device, int(bench.rng.integers(max(there[to_device] - 3, 1))))
+        outcome = bench.judge(kind, exchange, again=again)
         if outcome and outcome.became in ("hung", "crashed"):
             break
         bench.injector.heal()
@@ -863,12 +879,14 @@ RUN = {
 """By what a session's name says."""
 
 PLAN = {
-    # Faults in each session, sessions.
-    "uart:parts": (140, 5),
-    "axi-stream:layers": (75, 14),
+    # Faults in each session, sessions; the longest first.
+    "uart:parts": (141, 6),
+    "uart:storms": (15, 1),
+    "uart:peers": (14, 1),
     "uart:connections": (40, 2),
+    "axi-stream:layers": (75, 18),
     "axi-stream:peers": (35, 4),
-    "axi-stream:storage": (54, 4),
+    "axi-stream:storage": (54, 3),
     "axi-stream:storms": (300, 2),
 }
 BROKEN_COUNT = 24
@@ -973,6 +991,7 @@ def figures(outcomes: Sequence[Outcome], receivers: Sequence[dict[str, Any]], **
         "rows": rows(single),
         "storms": rows(storm),
         "receivers": list(receivers),
+        "harmless": dict(Tally(outcome.evidence for outcome in outcomes if outcome.became == "harmless")),
         "reported": dict(errors.most_common(40)),
         "failures": [
             outcome._asdict() for outcome in outcomes if outcome.became in FAILURES or outcome.usable is False
@@ -1000,6 +1019,9 @@ def table(report: dict[str, Any]) -> str:
     lines = [head, *map(line, report["rows"]), line(report["total"])]
     if report["storms"]:
         lines += ["", "storms (columns from 'repaired' on count layers)", *map(line, report["storms"])]
+    if report["harmless"]:
+        why = ", ".join(f"{number} {reason}" for reason, number in report["harmless"].items())
+        lines += ["", f"harmless: {why}"]
     for each in report["receivers"]:
         wrong = each.get("wrong", 0)
         verdict = "caught" if wrong else "NOT CAUGHT"
@@ -1042,9 +1064,10 @@ def main(argv: list[str] | None = None) -> int:
     receivers = [] if args.only else [broken_receiver(side, args.seed) for side in BROKEN]
     report = figures(outcomes, receivers, seed=args.seed, sessions=[dataclasses.asdict(each) for each in plan])
     print(table(report))
-    enough = report["total"]["faults"] >= LEAST_FAULTS
+    noticeable = report["total"]["faults"] - report["total"]["harmless"]
+    enough = noticeable >= LEAST_FAULTS
     if not enough:
-        print(f"{report['total']['faults']} faults are fewer than {LEAST_FAULTS}: no verdict")
+        print(f"{noticeable} faults that somebody could notice are fewer than {LEAST_FAULTS}: no verdict")
     path = ROOT / "build" / "faults" / "report.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")

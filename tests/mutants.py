@@ -756,7 +756,82 @@ MORE = (
         "tests/sim/test_golden_layer.py",
     ),
 )
-MUTANTS += [Mutant(*row) for row in MORE]
+# The link, the driver's side of it, the device and its memory.
+RECEIVE, UART, HOST_LINK = (
+    "tests/hw/link/test_frame_receive.py",
+    "tests/hw/link/test_uart.py",
+    "tests/host/test_link.py",
+)
+LINKS = (
+    (
+        "frames: trailer not compared",
+        "hw/link/frame_receive.py",
+        "with m.If(compared & ~same.all()):",
+        "with m.If(compared & ~same.all() & 0):",
+        RECEIVE,
+    ),
+    (
+        "frames: header's CRC not looked at",
+        "hw/link/frame_receive.py",
+        "is_header.eq(acceptable & crc.match_detected)",
+        "is_header.eq(acceptable)",
+        RECEIVE,
+    ),
+    ("frames: any number taken", "hw/link/frame_receive.py", "store.eq(is_wanted & room)", "store.eq(room)", RECEIVE),
+    (
+        "frames: taken without room",
+        "hw/link/frame_receive.py",
+        "store.eq(is_wanted & room)",
+        "store.eq(is_wanted)",
+        RECEIVE,
+    ),
+    (
+        "uart: sampled at the bit's edge",
+        "hw/link/uart.py",
+        "bit + bit // 2 - clock), count",
+        "bit - clock), count",
+        UART,
+    ),
+    (
+        "uart: the stop bit not looked at",
+        "hw/link/uart.py",
+        'with m.If(line):\n                        m.next = "IDLE"\n                        with',
+        'with m.If(1):\n                        m.next = "IDLE"\n                        with',
+        UART,
+    ),
+    ("axis: pieces of beats taken", "hw/link/axis.py", " & self.s_axis_tkeep.all()", "", "tests/hw/link/test_axis.py"),
+    (
+        "outgoing: a request inside a message",
+        "hw/link/outgoing.py",
+        "~inside & self.i_request.valid",
+        "self.i_request.valid",
+        "tests/hw/link/test_outgoing.py",
+    ),
+    (
+        "narrow: bytes in the wrong order",
+        "hw/link/narrow.py",
+        "bytes_ >> 8",
+        "bytes_ << 8",
+        "tests/hw/link/test_narrow.py",
+    ),
+    (
+        "host: trailer not compared",
+        "host/link.py",
+        "if not header.words:\n            return True",
+        "if True:\n            return True",
+        HOST_LINK,
+    ),
+    ("host: any number taken", "host/link.py", "if header.sequence == self._want:", "if True:", HOST_LINK),
+    ("host: credit not looked at", "host/link.py", "self._words_sent + part.words > self._credit or ", "", HOST_LINK),
+    (
+        "device: requests not compared",
+        "host/device.py",
+        "if part.expected[place : place + 1] != requests[place:]:",
+        "if False:",
+        "tests/host/test_device.py",
+    ),
+)
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS)]
 
 
 def main() -> int:

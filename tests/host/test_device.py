@@ -117,7 +117,7 @@ def test_layer(device, tmp_path, seed, mode, tokens, ahead):
 
 @pytest.mark.parametrize("params", [Params(link_bytes=1), Params(link_bytes=8, tokens=4), Params(frame_bytes=65536)])
 def test_layer_on_other_designs(tmp_path, params):
-    layer = case(tmp_path)
+    layer = case(tmp_path, tokens=1, used=3)  # their routes end in the middle of a word
     with Device(GoldenTransport(params)) as device, Store(layer.path) as store:
         assert device.params == params
         assert works(device, layer, store)
@@ -349,18 +349,18 @@ def test_errors_in_words(device, tmp_path, monkeypatch, error):
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "wanted"),
     [
-        messages.fetch(HEAD_BYTES, MATRIX_BYTES),
-        bytes([130]).ljust(16, b"\0"),
-        bytes([129, 0, 0, 1]).ljust(16, b"\0") + bytes(8 * 256),
-        bytes([129, 0, 0, 2]).ljust(16, b"\0") + bytes(8 * 512),
-        bytes([129, 7, 0, 1]).ljust(16, b"\0") + bytes(8 * 256),
-        bytes([99]).ljust(16, b"\0"),
+        (messages.fetch(HEAD_BYTES, MATRIX_BYTES), "request 3 of this layer"),
+        (messages.bare(Message.DONE), "what a layer brings"),
+        (bytes([Message.OUTPUT, 0, 0, 1]).ljust(16, b"\0") + bytes(8 * 256), "outputs of this layer"),
+        (bytes([Message.OUTPUT, 0, 0, 2]).ljust(16, b"\0") + bytes(8 * 512), "outputs of this layer"),
+        (bytes([Message.OUTPUT, 7, 0, 1]).ljust(16, b"\0") + bytes(8 * 256), "outputs of this layer"),
+        (bytes([99]).ljust(16, b"\0"), "what a layer brings"),
     ],
     ids=["a request that is not due", "done too early", "outputs twice", "too wide", "unknown token", "unknown"],
 )
-def test_engine_that_says_what_it_must_not(device, tmp_path, monkeypatch, said):
+def test_engine_that_says_what_it_must_not(device, tmp_path, monkeypatch, said, wanted):
     layer = case(tmp_path)
     said_it = []
 
@@ -372,8 +372,50 @@ def test_engine_that_says_what_it_must_not(device, tmp_path, monkeypatch, said):
 
     with Store(layer.path) as store:
         instead(monkeypatch, device, Message.WEIGHTS, speak)
-        with pytest.raises(DeviceError, match=r"^golden: got .* instead of .*; load the bitstream of this release$"):
+        with pytest.raises(DeviceError, match=f"^golden: got .* instead of {wanted}; load the bitstream of this"):
             device.run_layer(layer.layer, layer.x, layer.routes, store)
+        monkeypatch.undo()
+        assert works(device, layer, store)
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_engine_that_leaves_an_output_out(device, tmp_path, monkeypatch, token):
+    layer = case(tmp_path)
+    engine = engine_of(device)
+    say = engine.say
+    lost = bytes([Message.OUTPUT, token])
+    monkeypatch.setattr(engine, "say", lambda message: None if message.startswith(lost) else say(message))
+    with Store(layer.path) as store:
+        with pytest.raises(DeviceError, match=r"got 82.* instead of what a layer brings"):
+            device.run_layer(layer.layer, layer.x, layer.routes, store)
+        monkeypatch.undo()
+        assert works(device, layer, store)
+
+
+def test_link_that_dies_while_nothing_is_due(device, tmp_path, monkeypatch):
+    """The host waits for the engine, so it must ask whether anybody is there."""
+    layer = case(tmp_path)
+    transport = cast(GoldenTransport, device.transport)
+    real = transport.read
+
+    def die(engine, take, message) -> None:
+        last = [True]
+
+        def read(timeout: float) -> bytes:
+            if last:
+                last.clear()
+                return real(timeout)
+            transport.device.read()
+            transport._now += timeout
+            return b""
+
+        monkeypatch.setattr(transport, "read", read)
+
+    instead(monkeypatch, device, Message.ROUTES, die)
+    with Store(layer.path) as store:
+        with pytest.raises(LinkError, match=r"^golden: no answer for "):
+            device.run_layer(layer.layer, layer.x, layer.routes, store, deadline=1e6)
+        assert device.transport.now() < 10
         monkeypatch.undo()
         assert works(device, layer, store)
 

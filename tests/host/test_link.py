@@ -103,15 +103,15 @@ class Scripted:
 
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:
         self._answer = answer
-        self._come: deque[bytes] = deque()
+        self.come: deque[bytes] = deque()
         self._now = 0.0
 
     def write(self, data: bytes | memoryview) -> None:
-        self._come.append(self._answer(bytes(data)))
+        self.come.append(self._answer(bytes(data)))
 
     def read(self, timeout: float) -> bytes:
-        if self._come:
-            return self._come.popleft()
+        if self.come:
+            return self.come.popleft()
         self._now += timeout
         return b""
 
@@ -182,6 +182,125 @@ def test_connect_inside_an_unfinished_frame(words, cut, monkeypatch):
     link = Link(transport)
     assert link.connect(number=65535).params == PARAMS
     assert link.counts.bytes_written < 2 * FLOOD_BYTES
+
+
+class Device:
+    """For :class:`Scripted`: connects as it should, and says in ``answers`` what comes after that, one a frame."""
+
+    def __init__(self, before: bytes = b"") -> None:
+        self.before = before
+        self.answers: deque[bytes] = deque()
+        self.told: list[Header] = []
+
+    def __call__(self, data: bytes) -> bytes:
+        header = frames.unpack_header(data[:WORD_BYTES])
+        assert header is not None
+        if header.type == Type.SYNC:
+            return self.before + greeting(messages.hello(PARAMS))(data)
+        if header.flags & Flag.POLL:
+            return frames.frame(Header(Type.STATUS, credit=128), bytes(16))
+        self.told.append(header)
+        return self.answers.popleft() if self.answers else b""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        frames.frame(Header(Type.MESSAGE, Flag.LAST), bytes(16)),
+        greeting(OLD)(frames.frame(Header(Type.SYNC, sequence=77))),
+        frames.pack_header(Header(Type.MESSAGE, words=1)),
+        bytes(7),
+    ],
+    ids=["a message", "an echo", "a cut frame", "garbage"],
+)
+def test_what_came_before_is_not_the_connection_s(before):
+    transport = Scripted(Device(before))
+    link = Link(transport)
+    assert link.connect(number=78).params == PARAMS
+    assert transport.now() == 0
+
+
+def test_a_cut_frame_does_not_hide_the_connection():
+    """It claims 64 KiB; the bytes behind it are looked at again after a while."""
+    transport = Scripted(Device(frames.pack_header(Header(Type.MESSAGE, words=MAX_PAYLOAD_WORDS))))
+    link = Link(transport)
+    assert link.connect(number=78).params == PARAMS
+    assert transport.now() <= 2 * transport.patience
+    assert link.counts.damaged > 0
+
+
+def session() -> tuple[Link, Scripted, Device]:
+    device = Device()
+    transport = Scripted(device)
+    link = Link(transport)
+    link.connect(number=1)
+    device.told.clear()
+    return link, transport, device
+
+
+def test_what_lacks_is_asked_for_once_a_round_trip():
+    link, transport, device = session()
+    lacks = [message_frame(np.random.default_rng(n), 20, n) for n in range(2, 6)]
+    spoilt = lacks[0][:-1] + b"\xff"
+    device.answers.extend([b"".join([spoilt, *lacks])])
+    link.send(bytes(16))
+    assert link.receive(transport.patience / 2) is None
+    naks = [header for header in device.told if header.flags & Flag.NAK]
+    assert naks == [Header(Type.ACK, Flag.NAK, ack=1)]
+    assert (link.counts.damaged, link.counts.refused) == (1, 4)
+    for _ in range(2):
+        write_back(transport, lacks[0])
+        assert link.receive(transport.patience) is None
+    naks = [header for header in device.told if header.flags & Flag.NAK]
+    assert len(naks) == 2
+
+
+@pytest.mark.parametrize("spoil", [lambda frame: frame[:-1] + b"\xff", lambda frame: frame[:-1]], ids=["bits", "end"])
+def test_a_damaged_frame_is_asked_for(spoil):
+    link, transport, device = session()
+    write_back(transport, spoil(message_frame(np.random.default_rng(0), 20, 1)))
+    assert link.receive(2 * transport.patience) is None
+    assert device.told == [Header(Type.ACK, Flag.NAK, ack=1)]
+    assert link.counts.damaged == 1
+
+
+def test_what_came_before_is_acknowledged_again():
+    link, transport, device = session()
+    write_back(transport, message_frame(np.random.default_rng(0), 20, 0))
+    assert link.receive(transport.patience / 2) is None
+    assert device.told == [Header(Type.ACK, ack=1)]
+    assert link.counts.refused == 1
+
+
+def test_an_acknowledgment_that_cannot_be():
+    """Of what was never sent, or overtaken by a newer one: neither it nor its credit counts."""
+    link, transport, device = session()
+    for ack in (1, 30_000, 40_000, 65_535):
+        write_back(transport, frames.frame(Header(Type.ACK, ack=ack, credit=0)))
+    assert link.receive(0.1) is None
+    link.send(bytes(16))  # there is credit
+    assert link.receive(0.1) is None
+    assert [header.type for header in device.told] == [Type.MESSAGE]
+    device.answers.extend([b""] * 2 + [frames.frame(Header(Type.ACK, ack=1))])
+    link.flush(5)
+    assert link.counts.frames_resent == 3
+
+
+def test_an_acknowledgment_of_what_waits_for_credit():
+    link, transport, device = session()
+    write_back(transport, frames.frame(Header(Type.ACK)))
+    assert link.receive(0.1) is None
+    link.send(bytes(16))
+    write_back(transport, frames.frame(Header(Type.ACK, ack=1)))
+    assert link.receive(0.1) is None
+    assert device.told == []
+    assert link.receive(transport.patience) is None  # asked for, and given
+    assert [header.type for header in device.told] == [Type.MESSAGE]
+
+
+def write_back(transport: Scripted, data: bytes) -> None:
+    """Something comes by itself."""
+    transport.come.append(data)
 
 
 def test_connect_again_forgets_all():

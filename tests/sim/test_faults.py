@@ -113,7 +113,7 @@ def test_hang_after_a_fault(monkeypatch):
 
 def test_crash(monkeypatch):
     """An error that is none of the driver's is no report."""
-    monkeypatch.setattr(faults.Bench, "connect", lambda bench: bench.device.link.status() and {}[1])
+    monkeypatch.setattr(faults.Bench, "connect", lambda bench: bench.device.reset() or {}[1])
     outcomes = run("golden:connections:0", 3)
     assert [outcome.became for outcome in outcomes] == ["crashed"]
 

@@ -64,7 +64,7 @@ class Taken:
         """In which each run ended."""
 
     def process(self, port, *, rng: np.random.Generator, p: float = 1.0, until: Value | None = None) -> Process:
-        """Take beats for ever. Where ``until`` is high a beat that waits may vanish, and what came is forgotten."""
+        """Take beats for ever. With a cycle in which ``until`` is high, all that came is forgotten; a beat may vanish."""
 
         async def take(ctx) -> None:
             waiting = None
@@ -78,13 +78,15 @@ class Taken:
                     port.valid, Value.cast(port.p.data), port.p.last, cut
                 )
                 cycle += 1
-                if waiting is not None and not gone:
+                if waiting is not None:
                     assert valid, "a beat that waited was withdrawn"
                     assert (data, last) == waiting, "a beat that waited has changed"
                 waiting = (data, last) if valid and not ready else None
                 if gone:
+                    waiting = None
                     self.runs.clear()
                     self.rest = b""
+                    continue
                 if valid and ready:
                     self.beats += 1
                     self.rest += data.to_bytes(width, "little")

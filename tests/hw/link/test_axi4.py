@@ -445,7 +445,8 @@ MATRIX_BYTES = 1024 * 512 // 256 * 210
 def test_efficiency(latency, gap, part, least):
     """Beats a cycle over one matrix or a part of it, from the request to the last beat.
 
-    The matrix begins inside a burst. A memory whose bursts overlap hides its latency; one that pauses between two bursts costs what it pauses.
+    The matrix begins inside a burst. A memory whose bursts overlap hides its latency; one that pauses
+    between two bursts costs what it pauses.
     """
     dut = AxiMemory(BITS)
     bench = Bench(dut, np.random.default_rng(0), latency=latency, gap=gap)
