@@ -22,6 +22,8 @@ TRIES = 8
 FLOOD_EVERY = 3
 """Of the tries to connect, each third first fills up a frame that an earlier program may have left unfinished."""
 FLOOD_BYTES = (MAX_PAYLOAD_WORDS + 2) * WORD_BYTES
+TICK = 1e-6
+"""Seconds that are waited for at least: a simulated clock stands still for less than a cycle."""
 _MAGIC = frames.MAGIC.to_bytes(2, "little")
 
 
@@ -352,7 +354,8 @@ class Link:
             until = min(until, parser.since + patience)
         if self._parts:
             until = min(until, self._since + patience)
-        data = transport.read(max(until - transport.now(), 0.0))
+        wait = until - transport.now()
+        data = transport.read(max(wait, TICK) if wait > 0 else 0.0)
         now = transport.now()
         self.counts.bytes_read += len(data)
         parser.feed(data)

@@ -535,7 +535,7 @@ class Bench:
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
-        if outcome.became in FAILURES:
+        if outcome.became in FAILURES and self.session.direction is None:  # else they are what is hoped for
             self.say(f"{self.session.name}: fault {len(self.outcomes)}: {outcome}")
         elif time.monotonic() - self._told > PROGRESS_SECONDS:
             self._told = time.monotonic()
@@ -1025,7 +1025,8 @@ def table(report: dict[str, Any]) -> str:
     for each in report["receivers"]:
         wrong = each.get("wrong", 0)
         verdict = "caught" if wrong else "NOT CAUGHT"
-        found = f"{wrong} of {each['faults']} faults gave wrong numbers: {verdict}"
+        unseen = each.get("unseen", 0)
+        found = f"{wrong} of {each['faults']} faults gave wrong numbers, {unseen} nobody noticed: {verdict}"
         lines.append(f"{each['receiver']} without its payload check: {found}")
     return "\n".join(lines)
 

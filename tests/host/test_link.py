@@ -161,6 +161,8 @@ def test_no_connection(answer, text):
     assert "\n" not in str(caught.value)
     assert "emufpga selftest --device port" in str(caught.value)
     assert link.hello is None
+    with pytest.raises(LinkError, match="port: there is no connection; connect first"):
+        link.send(bytes(16))
 
 
 def test_connect():
@@ -532,6 +534,14 @@ def test_a_peer_that_vanished(when):
     link.connect(number=50)
     link.send(bytes(16))
     assert link.receive(1) == bytes(16)
+
+
+def test_a_clock_that_is_coarse(monkeypatch):
+    """It advances by whole steps of what was waited for; the last part of a step must not be waited for for ever."""
+    link, transport, _ = session()
+    read, step = transport.read, 1e-6
+    monkeypatch.setattr(transport, "read", lambda timeout: read(round(timeout / step) * step))
+    assert link.receive(7.3 * step) is None
 
 
 @pytest.mark.usefixtures("echo")
