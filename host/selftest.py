@@ -151,8 +151,9 @@ def link_rate(device: Device) -> dict[str, Any]:
         if seconds > 0:
             rates.append(LOADS * len(message) / seconds)
     timed = any(trips)
+    provenance = "counted, simulated at 100 MHz" if device.name.startswith("sim") else "measured"
     return {
-        "provenance": "measured" if timed else "unknown: no time passes in this model",
+        "provenance": provenance if timed else "unknown: no time passes in this model",
         "round_trip_s": _spread(trips) if timed else None,
         "to_device_bytes_per_s": _spread(rates) if timed and rates else None,
     }
@@ -174,7 +175,7 @@ def storm_of(device: Device, kind: str, count: int, seed: int) -> dict[str, Any]
         device.transport.write(frame)
         try:
             if kind == "truncated":  # what follows would be taken for its rest
-                device.link.receive(2 * device.transport.patience)
+                device.link.receive(device.transport.patience)
             status = device.link.status()
         except LinkError:  # what should have been dropped has confused it, for the rest of this connection
             wrong += count - number

@@ -64,7 +64,10 @@ BAUD_TOLERANCE = 0.03
 """A byte of 8N1 is read right up to about this deviation."""
 
 LATENCY_SECONDS = 0.1
-"""An answer may come later than its bytes need, by so much: FTDI's latency timer (16 ms), USB, the scheduler."""
+"""An answer may come later than its bytes need, by so much: USB, the scheduler, and FTDI's latency timer.
+
+That is 16 ms, which low-latency mode makes 1; ``/sys/bus/usb-serial/devices/ttyUSB0/latency_timer`` tells.
+"""
 PCIE_PATIENCE = 0.2
 SOCKET_PATIENCE = 2.0
 """A simulator behind a socket may run a thousand times slower than a board."""

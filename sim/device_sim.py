@@ -1,6 +1,7 @@
 """The Verilated device, link and all, in this process: what a board is to the driver, on a simulated clock."""
 
 import ctypes
+import math
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -108,7 +109,7 @@ class SimTransport:
         """What has come; lets at most ``timeout`` simulated seconds pass until something has."""
         size = self._library.sim_read(self._sim, None)
         if not size:
-            if self._library.sim_run(self._sim, max(round(timeout * CLOCK_HZ), 0)) == 3:
+            if self._library.sim_run(self._sim, max(math.ceil(timeout * CLOCK_HZ), 0)) == 3:
                 raise SimError(f"cycle {self.cycle}: the device withdrew or changed what waited at its output")
             size = self._library.sim_read(self._sim, None)
         data = ctypes.create_string_buffer(size)

@@ -21,6 +21,8 @@ PARAMS = Params(link_bytes=16, max_batch=4, max_width=512, max_expert_width=512,
 HEAD_BYTES = 100
 """Of the file, before its first expert: offsets are not multiples of anything."""
 MATRIX_BYTES = 256 * 210
+GIVE_UP_TICKS = 3
+"""Hundredths of a second after which a frame that stopped coming is given up; much less than a UART's patience."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Peer:
     def _run(self) -> None:
         silent = 0
         while not self._stop.is_set():
-            if select.select([self._reader], [], [], 0.02)[0]:
+            if select.select([self._reader], [], [], 0.01)[0]:
                 silent = 0
                 data = os.read(self._reader, 1 << 16)
                 if not data:
@@ -109,7 +111,7 @@ class Peer:
                 self.device.write(data)
             else:
                 silent += 1
-                if silent == 10:
+                if silent == GIVE_UP_TICKS:
                     self.device.poke()
             rest = memoryview(self.device.read())
             while rest and not self._stop.is_set():
