@@ -1051,7 +1051,18 @@ def main(argv: list[str] | None = None) -> int:
     if args.receiver:
         print(json.dumps(receiver(args.receiver, args.seed)))
         return 0
+    try:
+        return fault(args)
+    except RuntimeError as error:
+        print(f"make faults: error: {error}", file=sys.stderr)
+        return 1
+
+
+def fault(args: argparse.Namespace) -> int:
+    """The whole campaign; 0 if it passed."""
     plan = sessions(args.seed, args.scale, args.only)
+    if not plan:
+        raise RuntimeError(f"no session's name begins with {args.only!r}; names begin with {', '.join(PLAN)}")
     faults = sum(each.count for each in plan)
     say(f"seed {args.seed}: {faults} faults in {len(plan)} sessions, {args.processes} at a time")
     # Built before the sessions start, or each of them would build its own.

@@ -7,10 +7,9 @@ from amaranth.lib.wiring import In, Out
 from hw.formats.frames import MAGIC, Type
 from hw.layouts import WORD_BYTES, link_beat
 
-from .header import HEADER, check_cycles, check_sizes, crc32
+from .crc32 import CRC_BYTES, RESIDUE, Crc32
+from .header import HEADER, check_cycles, check_sizes
 from .ring import Ring
-
-CRC_BYTES = 4
 
 
 class FrameReceive(wiring.Component):
@@ -67,7 +66,7 @@ class FrameReceive(wiring.Component):
         check_cycles("idle_cycles", idle_cycles)
         self.width, self.frame_words, self.buffer_words = width, frame_words, buffer_words
         self.idle_cycles = idle_cycles
-        self.overhead = 7 + WORD_BYTES // width
+        self.overhead = 9 + WORD_BYTES // width
         super().__init__(
             {
                 "i": In(stream.Signature(data.ArrayLayout(8, width))),
@@ -95,7 +94,7 @@ class FrameReceive(wiring.Component):
         ring = Ring(self.width, self.buffer_words)
         m.submodules.ring = ResetInserter(self.sync)(ring)
         wiring.connect(m, ring.o, wiring.flipped(self.o))
-        m.submodules.crc = crc = crc32(self.width)
+        m.submodules.crc = crc = Crc32(self.width)
 
         # While a frame is sought the window is what came last, within one it is the frame's header. It turns by a beat
         # to show its beats one after another; a whole turn leaves it as it was.
@@ -123,19 +122,27 @@ class FrameReceive(wiring.Component):
             crc.valid.eq(checked | payload),
         ]
 
-        # A trailer is the payload's CRC and the header's beginning.
+        # A trailer is the payload's CRC and the header's beginning. The CRC, which takes longer, is compared a
+        # cycle later.
         intact = Signal()
-        same = Signal(self.width)
         place = Signal(range(beats))  # in the trailer
         with m.If(trailer):
             m.d.sync += place.eq(place + 1)
+        crc_part = min(self.width, CRC_BYTES)  # bytes of it in a beat
+        in_crc = place < CRC_BYTES // crc_part
+        same = Signal(self.width)
         for n in range(self.width):
             due = raw.word_select((n - CRC_BYTES) % WORD_BYTES, 8)
-            if n < CRC_BYTES:
-                in_crc = place < max(1, CRC_BYTES // self.width)
-                due = Mux(in_crc, crc.crc.word_select(place[:2] if self.width == 1 else n, 8), due)
-            m.d.sync += same[n].eq(beat.word_select(n, 8) == due)
-        with m.If(compared & ~same.all()):
+            m.d.sync += same[n].eq((beat.word_select(n, 8) == due) | (in_crc if n < CRC_BYTES else 0))
+        of_crc, place_before = Signal(8 * crc_part), Signal.like(place)
+        crc_compared, crc_same = Signal(), Signal()
+        m.d.sync += [
+            of_crc.eq(beat),
+            place_before.eq(place),
+            crc_compared.eq(trailer & in_crc),
+            crc_same.eq((of_crc == crc.crc.word_select(place_before[:2], 8 * crc_part)) | ~crc_compared),
+        ]
+        with m.If((compared & ~same.all()) | ~crc_same):
             m.d.sync += intact.eq(0)
 
         # What the window says as a header, a cycle late.
@@ -153,7 +160,7 @@ class FrameReceive(wiring.Component):
                 Mux(window.type == Type.MESSAGE, words_fit, known_bare & (window.words == 0))
                 & (window.last | (window.missing == 0))
             ),
-            is_header.eq(acceptable & crc.match_detected),
+            is_header.eq(acceptable & (crc.crc == RESIDUE)),
             is_wanted.eq(window.sequence == self.wanted),
             is_ahead.eq(~difference[15]),  # or wanted
             room.eq(window.words <= ring.free),
@@ -215,6 +222,8 @@ class FrameReceive(wiring.Component):
                 with m.If(whole):
                     m.next = "LAST OF CHECK"
             with m.State("LAST OF CHECK"):
+                m.next = "SUM"
+            with m.State("SUM"):
                 m.next = "COMPARE"
             with m.State("COMPARE"):
                 m.next = "JUDGE"
@@ -265,6 +274,8 @@ class FrameReceive(wiring.Component):
                     m.d.sync += intact.eq(0)
                     m.next = "END"
             with m.State("LAST OF TRAILER"):
+                m.next = "COMPARE TRAILER"
+            with m.State("COMPARE TRAILER"):
                 m.next = "VERIFY"
             with m.State("VERIFY"):
                 m.next = "END"

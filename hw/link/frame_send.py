@@ -10,8 +10,9 @@ from hw.layouts import WORD_BYTES, link_beat
 from hw.primitives.memory import BlockMemory
 from hw.primitives.queue import Queue
 
+from .crc32 import NEUTRAL, Crc32
 from .frame_store import FrameStore
-from .header import NEUTRAL, check_cycles, check_sizes, crc32
+from .header import check_cycles, check_sizes
 
 
 class FrameSend(wiring.Component):
@@ -71,7 +72,7 @@ class FrameSend(wiring.Component):
         check_cycles("resend_cycles", resend_cycles)
         self.width, self.frame_words, self.buffer_words = width, frame_words, buffer_words
         self.resend_cycles = resend_cycles
-        self.overhead = 8 + WORD_BYTES // width
+        self.overhead = 10 + WORD_BYTES // width
         super().__init__(
             {
                 "i": In(stream.Signature(link_beat(width))),
@@ -100,7 +101,7 @@ class FrameSend(wiring.Component):
         store = FrameStore(self.width, frame_words=self.frame_words, buffer_words=self.buffer_words)
         m.submodules.store = ResetInserter(self.sync)(store)
         wiring.connect(m, wiring.flipped(self.i), store.i)
-        m.submodules.crc = crc = crc32(self.width)
+        m.submodules.crc = crc = Crc32(self.width)
         m.submodules.queue = queue = Queue(link_beat(self.width), self.QUEUE_DEPTH)
         wiring.connect(m, queue.o, wiring.flipped(self.o))
         m.d.comb += [store.acked.eq(self.acked), store.peer_ack.eq(self.peer_ack)]
@@ -230,6 +231,8 @@ class FrameSend(wiring.Component):
                 with m.If(count_last):
                     m.next = "LAST OF CHECK"
             with m.State("LAST OF CHECK"):
+                m.next = "SUM"
+            with m.State("SUM"):
                 m.next = "CHECKED"
             with m.State("CHECKED"):
                 m.d.comb += crc.start.eq(1)
@@ -257,6 +260,8 @@ class FrameSend(wiring.Component):
             with m.State("LAST IN MEMORY"):
                 m.next = "LAST OF PAYLOAD"
             with m.State("LAST OF PAYLOAD"):
+                m.next = "SUM OF PAYLOAD"
+            with m.State("SUM OF PAYLOAD"):
                 m.next = "SEAL"
             with m.State("SEAL"):
                 m.d.sync += first.eq(crc.crc ^ spoiled)

@@ -1,10 +1,6 @@
-"""What the two directions of the frame layer share: header, CRC, limits of parameters."""
-
-import zlib
-from typing import Any
+"""What the two directions of the frame layer share: the header and the limits of parameters."""
 
 from amaranth.lib import data
-from amaranth.lib.crc.catalog import CRC32_ISO_HDLC
 
 from hw.formats.frames import MAX_PAYLOAD_WORDS
 from hw.formats.params import LINK_BYTES
@@ -30,15 +26,6 @@ HEADER = data.StructLayout(
 assert HEADER.size == 8 * WORD_BYTES
 
 MAX_BUFFER_WORDS = 1 << 15
-
-NEUTRAL = 0x6DD90A9D
-"""Four bytes after which a CRC is as at its start, so that the 12 bytes of a header fill a word."""
-assert zlib.crc32(NEUTRAL.to_bytes(4, "little")) == zlib.crc32(b"")
-
-
-def crc32(width: int) -> Any:
-    """The CRC-32 of zlib, ``width`` bytes a cycle: a ``lib.crc.Processor``, which the stubs do not know."""
-    return CRC32_ISO_HDLC(data_width=8 * width).create()
 
 
 def check_sizes(width: int, frame_words: int, buffer_words: int) -> None:

@@ -1,5 +1,6 @@
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ ODDEST = (1 << 48) - 210
 class Layer(NamedTuple):
     """What ``HOMES`` tells (an address in the memory or None, by expert), and the experts and lengths that pass."""
 
-    homes: list[int | None]
+    homes: Sequence[int | None]
     experts: list[int]
     lengths: tuple[int, int, int] = (32, 16, 48)
 
@@ -68,7 +69,7 @@ class Bench:
         self._due = {"host": 0, "memory": 0}
         self.cycle = 0
 
-    async def tell(self, ctx, homes: list[int | None]) -> None:
+    async def tell(self, ctx, homes: Sequence[int | None]) -> None:
         """As a ``HOMES`` message does."""
         ctx.set(self.dut.forget, 1)
         await ctx.tick()
@@ -288,6 +289,27 @@ def test_a_halted_host_is_not_kept_waiting():
             assert ctx.get(dut.i_weights.ready) == halted
             assert not ctx.get(dut.o_weights.valid)
             await ctx.tick()
+
+    run(process)
+
+
+def test_nothing_passes_that_is_not_due():
+    """Neither before the first request nor after the last answer, from wherever that came."""
+    rng = np.random.default_rng(0)
+
+    async def process(ctx, dut):
+        for homes in ([None], [0]):
+            for port in (dut.i_weights, dut.i_read):
+                ctx.set(dut.o_weights.ready, 1)
+                ctx.set(port.valid, 1)
+                for _ in range(3):
+                    assert not ctx.get(dut.o_weights.valid)
+                    assert not ctx.get(port.ready)
+                    await ctx.tick()
+                ctx.set(port.valid, 0)
+            bench = Bench(dut, rng)
+            await bench.tell(ctx, homes)
+            await bench.run(ctx, requests_of(Layer(homes, [0]), rng))
 
     run(process)
 

@@ -467,6 +467,7 @@ def test_receive_tells_bad_homes_and_stores(p):
     cases += [kinds.store(0, bytes(32))]
     for number, bad in enumerate(bad_homes_and_stores(kinds)):
         cases += [kinds.config(), bad, kinds.reset(halted=number % 2, running=bad.running)]
+        cases += [early, kinds.reset()] if number % 8 == 0 else []
     run(kinds.params, [*cases, kinds.config(), kinds.homes([0, None, 16]), kinds.routes(2, ROUTES)], p_in=p, p_out=p)
 
 

@@ -67,7 +67,7 @@ async def converse(ctx, dut: Send, steps: list[Step], y, counters, rng, p_out: f
         ctx.set(dut.layer_done, layer)
         ctx.set(dut.read_counters, read_counters)
         ctx.set(dut.y, y[memory[0]] if memory[0] in y else int(rng.integers(1 << 62)))
-        ctx.set(dut.value, counters[number[0]])
+        ctx.set(dut.value, dict(enumerate(counters)).get(number[0], 0))
         ready = rng.random() < p_out
         ctx.set(dut.o.ready, ready)
         valid, bits = ctx.get(dut.o.valid), ctx.get(Value.cast(dut.o.payload))

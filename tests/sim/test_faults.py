@@ -180,6 +180,11 @@ def test_command_needs_faults(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "build" / "faults" / "report.json").exists()
 
 
+def test_command_without_sessions(capsys):
+    assert faults.main(["--only", "usb"]) == 1
+    assert "no session's name begins with 'usb'; names begin with uart:parts" in capsys.readouterr().err
+
+
 def test_injector_forgets_nothing(monkeypatch):
     """A stalled port keeps the order of what was written to it."""
     injector = Injector("golden", Session("golden:layers:0", 1, 1).rng)

@@ -1,6 +1,6 @@
-"""Processes for the simulator that feed bytes, take beats and note pulses, each with stalls and the stream rules checked."""
+"""Processes for the simulator that feed and take beats, with stalls and the stream rules checked; frames to feed."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from amaranth.sim import Simulator
 from hw.formats import frames
 from hw.formats.frames import WORD_BYTES, Flag, Header, Type
 
-Process = Callable[[Any], Awaitable[None]]
+Process = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 def simulate(dut: Any, *processes: Process, background: Iterable[Process] = (), limit: int = 20000) -> None:
@@ -64,7 +64,7 @@ class Taken:
         """In which each run ended."""
 
     def process(self, port, *, rng: np.random.Generator, p: float = 1.0, until: Value | None = None) -> Process:
-        """Take beats for ever. With a cycle in which ``until`` is high, all that came is forgotten; a beat may vanish."""
+        """Take beats for ever. In a cycle in which ``until`` is high, all that came is forgotten; a beat may vanish."""
 
         async def take(ctx) -> None:
             waiting = None
@@ -98,9 +98,9 @@ class Taken:
         return take
 
 
-def message_frame(sequence: int, payload: bytes, *, last: bool = True, ack: int = 0, flags: Flag = Flag(0)) -> bytes:
+def message_frame(sequence: int, payload: bytes, *, last: bool = True, ack: int = 0, flags: int = 0) -> bytes:
     """A ``MESSAGE`` frame."""
-    return frames.frame(Header(Type.MESSAGE, flags | (Flag.LAST if last else Flag(0)), 0, sequence, ack), payload)
+    return frames.frame(Header(Type.MESSAGE, Flag(flags | (Flag.LAST if last else 0)), 0, sequence, ack), payload)
 
 
 def parse(data: bytes) -> tuple[Header, bytes]:

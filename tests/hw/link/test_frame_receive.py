@@ -150,7 +150,7 @@ def test_a_frame_costs_its_beats_and_the_overhead(width):
     assert heard.messages == messages
     beats = (FRAME_WORDS + 2) * 16 // width
     # The last frame's cycles behind its last beat are not counted.
-    assert heard.cycles == len(messages) * (beats + dut.overhead) - 3
+    assert heard.cycles == len(messages) * (beats + dut.overhead) - 4
 
 
 FLIPS = [(16, 1), (8, 1), (4, 3), (1, 7)]

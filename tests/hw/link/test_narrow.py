@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -19,4 +21,4 @@ def test_narrow(p_in, p_out, seed):
     assert [(beat.data[0], beat.last) for beat in got.payloads[0]] == expected
     if p_in == p_out == 1:
         taken = got.in_cycles[0]
-        assert all(after - before == 17 for before, after in zip(taken, taken[1:], strict=False))
+        assert all(after - before == 17 for before, after in pairwise(taken))
