@@ -1,4 +1,4 @@
-"""``emufpga layers``: a model's layers through a device, bit for bit against the golden model, and every byte accounted for."""
+"""``emufpga layers``: a model's layers through a device, bit for bit against golden, and every byte accounted for."""
 
 from __future__ import annotations
 

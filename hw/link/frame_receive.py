@@ -105,12 +105,17 @@ class FrameReceive(wiring.Component):
             m.d.sync += raw.eq(Cat(raw[bits:], raw[:bits]))
         m.d.comb += [self.nonce.eq(window.sequence), self.peer_ack.eq(window.ack)]
 
-        # The beat at work is one of the payload, of the trailer, or of a header that is being checked.
-        beat = Signal(bits, reset_less=True)
-        checking, payload_next, trailer_next = Signal(), Signal(), Signal()
-        checked, payload, trailer, compared = Signal(), Signal(), Signal(), Signal()
+        # The current beat is one of the payload, of the trailer, or of a header that is being checked.
+        current = Signal(bits, reset_less=True)
+        checking = Signal()
+        checked = Signal()
+        payload_next = Signal()
+        payload = Signal()
+        trailer_next = Signal()
+        trailer = Signal()
+        compared = Signal()
         m.d.sync += [
-            beat.eq(Mux(checking, raw[:bits], self.i.payload)),
+            current.eq(Mux(checking, raw[:bits], self.i.payload)),
             checked.eq(checking),
             payload.eq(payload_next),
             trailer.eq(trailer_next),
@@ -118,7 +123,7 @@ class FrameReceive(wiring.Component):
         ]
         m.d.comb += [
             turn.eq(checking | trailer),
-            crc.data.eq(beat),
+            crc.data.eq(current),
             crc.valid.eq(checked | payload),
         ]
 
@@ -133,11 +138,13 @@ class FrameReceive(wiring.Component):
         same = Signal(self.width)
         for n in range(self.width):
             due = raw.word_select((n - CRC_BYTES) % WORD_BYTES, 8)
-            m.d.sync += same[n].eq((beat.word_select(n, 8) == due) | (in_crc if n < CRC_BYTES else 0))
-        of_crc, place_before = Signal(8 * crc_part), Signal.like(place)
-        crc_compared, crc_same = Signal(), Signal()
+            m.d.sync += same[n].eq((current.word_select(n, 8) == due) | (in_crc if n < CRC_BYTES else 0))
+        of_crc = Signal(8 * crc_part)
+        place_before = Signal.like(place)
+        crc_compared = Signal()
+        crc_same = Signal(init=1)
         m.d.sync += [
-            of_crc.eq(beat),
+            of_crc.eq(current),
             place_before.eq(place),
             crc_compared.eq(trailer & in_crc),
             crc_same.eq((of_crc == crc.crc.word_select(place_before[:2], 8 * crc_part)) | ~crc_compared),
@@ -146,9 +153,14 @@ class FrameReceive(wiring.Component):
             m.d.sync += intact.eq(0)
 
         # What the window says as a header, a cycle late.
-        is_message, is_ack, is_sync = (Signal(name=f"is_{name}") for name in ("message", "ack", "sync"))
-        acceptable, is_header = Signal(), Signal()
-        is_wanted, is_ahead, room = Signal(), Signal(), Signal()
+        is_message = Signal()
+        is_ack = Signal()
+        is_sync = Signal()
+        acceptable = Signal()
+        is_header = Signal()
+        is_wanted = Signal()
+        is_ahead = Signal()
+        room = Signal()
         known_bare = (window.type == Type.ACK) | (window.type == Type.SYNC) | (window.type == Type.STATUS)
         words_fit = (window.words != 0) & (window.words <= self.frame_words)
         difference = (window.sequence - self.wanted)[:16]
@@ -177,16 +189,19 @@ class FrameReceive(wiring.Component):
         filled = Signal(range(beats + 1))  # beats in the window
         part = Signal(range(beats))
         words_left = Signal(range(self.frame_words + 1))
-        last_word, whole = Signal(), Signal()
-        store, ahead = Signal(), Signal()
+        last_word = Signal()
+        whole = Signal()
+        store = Signal()
+        ahead = Signal()
         stored_all = Signal()  # only padding is left of the payload
-        stored, ends = Signal(), Signal()
+        stored = Signal()
+        ends = Signal()
         told = Signal()  # of the gap before the wanted frame
         idle = Signal(range(self.idle_cycles + 1))
         late = Signal()
         m.d.comb += [
             whole.eq(part == beats - 1),
-            ring.beat.eq(Cat(beat, ends)),
+            ring.beat.eq(Cat(current, ends)),
             ring.put.eq(stored),
             ring.count.eq(window.words),
         ]

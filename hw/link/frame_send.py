@@ -187,14 +187,17 @@ class FrameSend(wiring.Component):
                     m.d.sync += kind.eq(Type.STATUS)
                     m.next = "HEADER"
                 with m.Elif(again_due | expired):
-                    m.d.comb += store.back.eq(1)
-                    m.d.sync += [again_due.eq(0), expired.eq(0), quiet.eq(0)]
+                    m.d.sync += [again_due.eq(0), quiet.eq(0)]
+                    m.next = "GO BACK"
                 with m.Elif(nak_due | (tell_due & ~store.ready)):
                     m.d.sync += kind.eq(Type.ACK)
                     m.next = "HEADER"
                 with m.Elif(store.ready):
                     m.d.sync += kind.eq(Type.MESSAGE)
                     m.next = "HEADER"
+            with m.State("GO BACK"):
+                m.d.comb += store.back.eq(1)
+                m.next = "CHOOSE"
             with m.State("HEADER"):
                 m.d.comb += crc.start.eq(1)
                 m.d.sync += [tell_due.eq(0), spoiled.eq(0), left.eq(1), bare.eq(0), from_memory.eq(0)]

@@ -93,8 +93,10 @@ class FrameStore(wiring.Component):
         # one is taken next, the fresh one was never taken, the one that would be made next is not complete. Of two of
         # them, which are not far apart, the low bits tell the difference.
         near = bits_for(2 * WINDOW)
-        oldest, upcoming = Signal(16), Signal(16)
-        fresh, made = Signal(near), Signal(near)
+        oldest = Signal(16)
+        upcoming = Signal(16)
+        fresh = Signal(near)
+        made = Signal(near)
         # Where they begin, in words. One bit more than an address, so that full differs from empty.
         oldest_at, upcoming_at, limit = (
             Signal(len(self.at) + 1, name=name) for name in ("oldest_at", "upcoming_at", "limit")

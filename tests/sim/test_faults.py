@@ -111,6 +111,21 @@ def test_hang_after_a_fault(monkeypatch):
     assert [outcome.became for outcome in outcomes] == ["hung"]
 
 
+def test_hang_while_the_clock_stands(monkeypatch):
+    """Reads that are asked to wait for nothing, again and again."""
+    right = faults.Bench.connect
+
+    def waits(bench):
+        result = right(bench)
+        while bench.injector.hit is not None:
+            bench.injector.read(0)
+        return result
+
+    monkeypatch.setattr(faults.Bench, "connect", waits)
+    outcomes = run("golden:connections:0", 3)
+    assert [(outcome.became, outcome.evidence) for outcome in outcomes] == [("hung", "the clock stands")]
+
+
 def test_crash(monkeypatch):
     """An error that is none of the driver's is no report."""
     monkeypatch.setattr(faults.Bench, "connect", lambda bench: bench.device.reset() or {}[1])

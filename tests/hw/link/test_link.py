@@ -193,3 +193,49 @@ def test_messages_arrive_whole_once_and_in_order(width, p_fault, p, seed):
     assert (faults > 5) == (p_fault > 0)
     if not p_fault:
         assert (host.resent, resets) == (0, 1)
+
+
+@pytest.mark.parametrize("width", [1, 8, 16])
+def test_a_connection_starts_from_nothing(width):
+    """While messages are under way in both directions, also one that a program left unfinished."""
+    rngs = np.random.default_rng(0).spawn(3)
+    dut = Link(width, **SIZES)
+    messages, sent = Taken(), Taken()
+    old = [message_frame(n, bytes([n] * 16 * FRAME_WORDS), last=False) for n in range(3)]
+    sync = [frames.frame(Header(Type.SYNC, sequence=number)) for number in (1, 2)]
+
+    async def host(ctx) -> None:
+        await give(ctx, dut.i, beats_of(sync[0] + b"".join(old[:2]) + old[2][:64], width), rng=rngs[0])
+        await ctx.tick().repeat(SIZES["idle_cycles"] + 10)
+        await give(ctx, dut.i, beats_of(sync[1] + message_frame(0, b"new" * 16), width), rng=rngs[0])
+        while not messages.runs or len(sent.runs) < before + 3:
+            await ctx.tick()
+
+    before = 0
+
+    async def engine(ctx) -> None:
+        nonlocal before
+        for connection in range(2):
+            await ctx.tick().until(dut.reset)
+            ctx.set(dut.i_message.valid, 0)
+            before = len(sent.runs)
+            if not connection:  # a message without an end
+                ctx.set(dut.i_message.valid, 1)
+        await give(ctx, dut.i_message, message_beats(b"hello".ljust(16), width), rng=rngs[1])
+
+    background = [
+        messages.process(dut.o_message, rng=rngs[1], p=0.7, until=dut.reset),
+        sent.process(dut.o, rng=rngs[2], p=0.7),
+        engine,
+    ]
+    simulate(dut, host, background=background)
+    assert messages.runs == [b"new" * 16]
+    assert parse(sent.runs[0])[0].type == Type.SYNC
+    synced = [n for n, run in enumerate(sent.runs) if run[2] == Type.SYNC]
+    assert len(synced) == 2
+    header, _ = parse(sent.runs[synced[1]])
+    assert header == Header(Type.SYNC, sequence=2, credit=BUFFER_WORDS)
+    after = [parse(run) for run in sent.runs[synced[1] + 1 :]]
+    said = [(header.sequence, header.flags, payload) for header, payload in after if header.type == Type.MESSAGE]
+    assert said[0] == (0, Flag.LAST, b"hello".ljust(16))
+    assert after[-1][0].ack == 1
