@@ -14,9 +14,14 @@ import tty
 from collections.abc import Callable
 
 from hw.formats.params import Params
-from sim.device_sim import SimTransport
+from sim.device_sim import CLOCK_HZ, SimTransport
+from sim.shared_library import Say
 
+SIZES = {"max_batch": 8, "max_width": 256, "max_expert_width": 256, "max_experts": 32}
+"""Parameters of the hardware unless told otherwise: enough for the tiny model."""
 BIT_CLOCKS = 4
+IDLE_CYCLES, RESEND_CYCLES = 1_000_000, 2_000_000
+"""In a simulation's seconds these are long, since a driver's pauses are seconds too."""
 CHUNK_CYCLES = 20_000
 """Simulated between two looks at the terminal."""
 QUIET_CHUNKS = 50
@@ -24,10 +29,12 @@ QUIET_CHUNKS = 50
 PAUSE_S = 0.01
 NOMINAL_BAUD = 38_400
 """Less than the simulation does on a slow machine: 0.5 million cycles a second at 4 clocks a bit are 125 kbaud."""
-IDLE_CYCLES = 1_000_000
-RESEND_CYCLES = 2_000_000
-"""In seconds of a simulation these are much, since a driver's pauses are seconds too."""
 BUFFER_BYTES = 1 << 20
+
+
+def device(params: Params, *, say: Say = lambda text: None) -> SimTransport:
+    """The simulated board's device."""
+    return SimTransport(params, bit_clocks=BIT_CLOCKS, idle_cycles=IDLE_CYCLES, resend_cycles=RESEND_CYCLES, say=say)
 
 
 def serve(transport: SimTransport, master: int, stop: Callable[[], bool]) -> None:
@@ -40,7 +47,7 @@ def serve(transport: SimTransport, master: int, stop: Callable[[], bool]) -> Non
             if transport.unsent < BUFFER_BYTES and (data := os.read(master, 1 << 16)):
                 transport.write(data)
                 quiet = 0
-        pending += (came := transport.read(CHUNK_CYCLES / 1e8))
+        pending += (came := transport.read(CHUNK_CYCLES / CLOCK_HZ))
         quiet = 0 if came or transport.unsent else quiet + 1
         if pending:
             with contextlib.suppress(BlockingIOError, OSError):
@@ -51,24 +58,10 @@ def serve(transport: SimTransport, master: int, stop: Callable[[], bool]) -> Non
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.board", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--max-batch", type=int, default=8)
-    parser.add_argument("--max-width", type=int, default=256)
-    parser.add_argument("--max-expert-width", type=int, default=256)
-    parser.add_argument("--max-experts", type=int, default=32)
-    args = parser.parse_args(argv)
-    params = Params(
-        max_batch=args.max_batch,
-        max_width=args.max_width,
-        max_expert_width=args.max_expert_width,
-        max_experts=args.max_experts,
-    )
-    transport = SimTransport(
-        params,
-        bit_clocks=BIT_CLOCKS,
-        idle_cycles=IDLE_CYCLES,
-        resend_cycles=RESEND_CYCLES,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
-    )
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    params = Params(**vars(parser.parse_args(argv)))
+    transport = device(params, say=lambda text: print(text, file=sys.stderr, flush=True))
     master, slave = os.openpty()
     tty.setraw(slave)
     print(f"uart:{os.ttyname(slave)}:{NOMINAL_BAUD}", flush=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from host.model_file import ModelFile
 from hw.formats.params import Params
-from sim import verilator
+from sim import board, verilator
 from sim.run import say
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     with ModelFile.open(args.model) as model:
         shape = {"max_width": model.width, "max_expert_width": model.expert_width, "max_experts": model.expert_count}
+        shape = {name: max(value, board.SIZES[name]) for name, value in shape.items()}
     reports = {}
     if args.only != "axis":
         reports["uart"] = uart(args, shape)
@@ -76,20 +77,20 @@ def uart(args: argparse.Namespace, shape: dict[str, int]) -> dict:
     command = [sys.executable, "-m", "sim.board"]
     for name, value in shape.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as board:
-        assert board.stdin is not None
-        assert board.stdout is not None
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            device = board.stdout.readline().strip()
+            device = process.stdout.readline().strip()
             if not device:
                 raise RuntimeError("the simulated board did not start")
             return drive(device, args, args.uart_text)
         finally:
-            board.stdin.close()
+            process.stdin.close()
             try:
-                board.wait(10)
+                process.wait(10)
             except subprocess.TimeoutExpired:
-                board.kill()
+                process.kill()
 
 
 def axis(args: argparse.Namespace, params: Params) -> dict:

@@ -70,6 +70,14 @@ def test_device_without_its_check(monkeypatch):
     assert "wrong" in became(outcomes)
 
 
+@pytest.mark.parametrize("side", faults.BROKEN)
+def test_check_to_remove(side):
+    """What the campaign takes out of the sources is there."""
+    file, old, new = faults.BROKEN[side]
+    assert (faults.ROOT / file).read_text().count(old) == 1
+    assert new != old
+
+
 def test_unseen(monkeypatch):
     """Right numbers are not enough: somebody must have noticed."""
     monkeypatch.setattr(faults.Bench, "moved", lambda *_: "")
