@@ -113,7 +113,7 @@ def padded(message: bytes, width: int) -> bytes:
 
 @pytest.mark.parametrize(("p_in", "p_out"), STALLS)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_good_frames(width, p_in, p_out, seed):
     rng = np.random.default_rng(seed)
     lengths = [16, 1, 15, 17, 31, 32, FRAME_WORDS * 16, FRAME_WORDS * 16 - 7, *rng.integers(1, 256, 8).tolist()]

@@ -98,7 +98,7 @@ def sent(headers_and_payloads: Sequence[tuple[Header, bytes]]) -> list[tuple[int
 
 @pytest.mark.parametrize(("p_in", "p_out"), STALLS)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_messages_are_cut_into_frames(width, p_in, p_out, seed):
     rng = np.random.default_rng(seed)
     messages = [rng.bytes(16 * int(words)) for words in [1, 4, 5, 8, 9, *rng.integers(1, 12, 5)]]
