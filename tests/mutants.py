@@ -766,14 +766,14 @@ LINKS = (
     (
         "frames: trailer not compared",
         "hw/link/frame_receive.py",
-        "with m.If(compared & ~same.all()):",
-        "with m.If(compared & ~same.all() & 0):",
+        "with m.If((compared & ~same.all()) | ~crc_same):",
+        "with m.If(0):",
         RECEIVE,
     ),
     (
         "frames: header's CRC not looked at",
         "hw/link/frame_receive.py",
-        "is_header.eq(acceptable & crc.match_detected)",
+        "is_header.eq(acceptable & (crc.crc == RESIDUE))",
         "is_header.eq(acceptable)",
         RECEIVE,
     ),
