@@ -19,6 +19,7 @@ from host.model_file import ModelFile
 from host.storage import Store
 from hw.formats.messages import Counter, Layer, Mode
 from hw.formats.params import Params
+from hw.link import uart
 from sim import record
 from sim.device_sim import SimTransport
 from sim.golden import activations
@@ -28,7 +29,6 @@ from sim.whole_token import synthetic_file
 from sim.workload import engine_layer, engine_routes, reader, route, token_vectors
 
 BIT_CLOCKS = 4
-UART_BITS = 10
 RUNS = 5
 TEXT = b"m"
 SMALL = {"max_width": 256, "max_expert_width": 256, "max_experts": 4}
@@ -89,7 +89,7 @@ def efficiency(path: Path, params: Params, bit_clocks: int | None) -> dict[str, 
         result = device.run_layer(layer, x, [], store, deadline=1e6)
         without = device.run_layer(replace(layer, mode=Mode.SELECTED), x, [], store)  # the same but for the weights
     cycles, moved = result.counters[Counter.CYCLES], result.counters[Counter.MOVED_BYTES]
-    slots = cycles * params.link_bytes if bit_clocks is None else cycles / (UART_BITS * bit_clocks)
+    slots = cycles * params.link_bytes if bit_clocks is None else cycles / (uart.BITS * bit_clocks)
     ledger = result.ledger
     beside = ledger.link_written - ledger.answered
     figures = {

@@ -1,5 +1,6 @@
 """Layers of random experts in small files, and golden devices at the far end of a port."""
 
+import errno
 import os
 import select
 import threading
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from hw.formats.messages import Layer, Mode
@@ -65,6 +67,18 @@ def case(folder: Path, seed: int = 1, *, tokens: int = 2, experts: int = 4, used
         for expert in rng.choice(np.arange(1, experts), used, replace=False)
     ]
     return Case(path, layer, rng.normal(0, 1, (tokens, 256)), routes)
+
+
+def refuse_direct_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``O_DIRECT`` is an invalid argument from now on, as on filesystems that have no such thing."""
+    real = os.open
+
+    def refuse(name: str, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(name, flags)
+
+    monkeypatch.setattr(os, "open", refuse)
 
 
 class Peer:

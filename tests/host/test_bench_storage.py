@@ -12,6 +12,7 @@ from host.bench_storage import DIRECT_NOTE, MODES, Ceiling, Pass, bench, filesys
 from host.model_file import ModelFile
 from host.storage import StorageError, Store
 from tests.host import gguf_files
+from tests.host.devices import refuse_direct_reads
 
 FILE_BYTES, SLICE = 200_000, 5_000
 SLICES = 96  # 32 experts x 3 matrices
@@ -277,14 +278,7 @@ def test_table(path):
 
 
 def test_direct_refused(path, monkeypatch):
-    real = os.open
-
-    def refuse(name: str, flags: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return real(name, flags)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_direct_reads(monkeypatch)
     report = small(path)
     assert ["error" in mode for mode in report["modes"]] == [False, False, True]
     assert f"not measured: {path}: its filesystem or device refuses direct reads" in table(report)

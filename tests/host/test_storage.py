@@ -12,6 +12,7 @@ import pytest
 from host import storage
 from host.bench_storage import process_io
 from host.storage import BLOCK_BYTES, StorageError, Store
+from tests.host.devices import refuse_direct_reads
 
 FILE_BYTES = 300_000  # no multiple of a block: direct reads are cut at the end
 PATIENCE = 10.0
@@ -616,14 +617,7 @@ def test_no_regular_file(tmp_path):
 
 
 def test_no_direct_reads_at_open(path, monkeypatch):
-    real = os.open
-
-    def refuse(name: str, flags: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return real(name, flags)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_direct_reads(monkeypatch)
     fails(lambda: Store(path, direct=True), path, "refuses direct reads", "read through the page cache")
     Store(path).close()
 

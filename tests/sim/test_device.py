@@ -6,6 +6,7 @@ from host.device import Device, DeviceError
 from host.storage import Store
 from hw.formats.messages import Counter, Layer, Mode
 from hw.formats.params import Params
+from hw.link import uart
 from sim import board
 from sim.device_sim import SimTransport
 from sim.golden.device import GoldenTransport
@@ -93,7 +94,7 @@ def test_uart(tmp_path):
     with Device(board.device(Params(**board.SIZES))) as device, Store(given.path) as store:
         result = device.run_layer(given.layer, given.x, given.routes, store)
         assert right(result, given)
-        slots = result.counters[Counter.CYCLES] / (10 * board.BIT_CLOCKS)
+        slots = result.counters[Counter.CYCLES] / (uart.BITS * board.BIT_CLOCKS)
         assert result.counters[Counter.MOVED_BYTES] / slots >= 0.97  # of what the wires could carry, all included
         assert sum(device.link.status()) == device.link.counts.frames_resent == 0
 

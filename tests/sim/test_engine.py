@@ -279,21 +279,21 @@ def test_long_answer(engine, bank):
     refused(engine, Error.LENGTH, bank.layer, bank, read=lambda offset, length: bank.read(offset, length + 210))
 
 
+IMPOSSIBLE = [
+    {"width": 1024},
+    {"width": 0},
+    {"width": 300},
+    {"expert_width": 768},
+    {"experts": 17},
+    {"experts": 0},
+    {"outstanding": 0},
+    {"outstanding": 9},
+]
+"""Changes of a layer that no engine takes, or none of these parameters."""
+
+
 @pytest.mark.cosim
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"width": 1024},
-        {"width": 0},
-        {"width": 300},
-        {"expert_width": 768},
-        {"experts": 17},
-        {"experts": 0},
-        {"outstanding": 0},
-        {"outstanding": 9},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", IMPOSSIBLE, ids=str)
 def test_impossible_configuration(engine, bank, changes):
     refused(engine, Error.CONFIG, bank.with_(**changes), bank)
 
