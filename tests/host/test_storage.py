@@ -564,9 +564,16 @@ def test_interrupt_while_reading(path, open_store):
 def test_interrupt_while_waiting(path, open_store, gate):
     main = threading.main_thread().ident
     assert main
+    interrupted = threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
 
     def fault(call: int, offset: int) -> None:
-        if call == 0:
+        # A signal that comes just before the wait's system call does not end it; the next one does.
+        while not interrupted.wait(0.05):
             signal.pthread_kill(main, signal.SIGINT)
         gate(call, offset)
 
@@ -576,8 +583,13 @@ def test_interrupt_while_waiting(path, open_store, gate):
         store.submit(1000, 1000)
         store.take(PATIENCE)
 
-    with pytest.raises(KeyboardInterrupt):
-        begin()
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    finally:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
     gate.opened.set()
     data = path.read_bytes()
     assert store.take(PATIENCE) == data[1000:2000]
