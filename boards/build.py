@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from amaranth.hdl import ClockDomain, ClockSignal, Elaboratable, Module
+from amaranth.hdl import ClockDomain, ClockSignal, Elaboratable, Module, Signal
 from amaranth.lib import io
-from amaranth.lib.cdc import ResetSynchronizer
+from amaranth.lib.cdc import FFSynchronizer
 
 from boards.ulx3s import BAUD, Ulx3s12F, Ulx3s25F, Ulx3s45F, Ulx3s85F
 from hw.device import UartDevice
@@ -64,16 +64,17 @@ class Top(Elaboratable):
             io.Direction.Input, platform.request(platform.default_clk, dir="-")
         )
         m.submodules.pll = pll = Pll(self.pll)
-        m.domains.sync = ClockDomain()
+        m.domains.sync = ClockDomain(reset_less=True)  # the device spreads its reset in registers of its own
         m.d.comb += [pll.clk_i.eq(clock_pin.i), ClockSignal().eq(pll.clk_o)]
-        m.submodules.reset = ResetSynchronizer(~pll.lock)
+        locked = Signal()
+        m.submodules.locked = FFSynchronizer(pll.lock, locked)
         m.submodules.device = device = UartDevice(
             self.params, clock_hz=round(self.pll.f_out), baud=BAUD, design_id=self.design_id
         )
         pins = platform.request("uart", dir="-")
         m.submodules.rx_pin = rx = io.Buffer(io.Direction.Input, pins.rx)
         m.submodules.tx_pin = tx = io.FFBuffer(io.Direction.Output, pins.tx)
-        m.d.comb += [device.rx.eq(rx.i), tx.o.eq(device.tx)]
+        m.d.comb += [device.rx.eq(rx.i), tx.o.eq(device.tx), device.restart.eq(~locked)]
         return m
 
 

@@ -106,7 +106,8 @@ class Counters(wiring.Component):
                 register = Const(0, BITS)
             elif counter in events:
                 register = Signal(BITS, name=counter.name.lower())
-                amount = Signal(LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8, name=f"{counter.name}_amount")
+                bits = LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8
+                amount = Signal(bits, name=f"{counter.name}_amount", reset_less=True)
                 m.d.sync += amount.eq(Mux(running, events[counter], 0))
                 with m.If(start):
                     m.d.sync += register.eq(0)

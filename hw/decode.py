@@ -99,11 +99,17 @@ class Decode(wiring.Component):
         fetched = Signal()
         ahead = Signal(matrix_command(params), reset_less=True)
         ahead_bad = Signal(reset_less=True)
+        ahead_groups = Signal(params.passes, reset_less=True)
+        ahead_selected = Signal(reset_less=True)
         ahead_valid = Signal()  # fetched and looked through
         load = Signal()
         m.d.comb += self.i_matrix.ready.eq(broken | ~fetched)
         m.d.sync += [
             ahead_valid.eq(fetched & ~load),
+            ahead_groups.eq(
+                Cat(ahead.mask.word_select(group, params.tokens).any() for group in range(params.passes))
+            ),
+            ahead_selected.eq(ahead.mask.any()),
             ahead_bad.eq(
                 (ahead.rows == 0)
                 | (ahead.columns == 0)
@@ -147,15 +153,19 @@ class Decode(wiring.Component):
         m.d.comb += [
             take.eq(self.i.valid & ready),
             block_end.eq(take & last_word),
-            matrix_end.eq(block_end & last_block),
+            matrix_end.eq(take & last_word & last_block),
             load.eq(ahead_valid & (~active | matrix_end)),
         ]
         active_next = load | (active & ~matrix_end)
-        selected_next = Mux(load, ahead.mask.any(), selected)
-        blocked = (block_end & selected) | (selected_next & full.bit_select(slot, 1))
+        selected_next = Mux(load, ahead_selected, selected)
+        # The same with and without an end of a block, so that only the choice waits for the word.
+        full_here = full.bit_select(slot, 1)
+        free_then = ~selected & Mux(last_block, ahead_valid & ~(ahead_selected & full_here), 1)
+        free_else = Mux(active, ~(selected & full_here), ahead_valid & ~(ahead_selected & full_here))
+        free = Mux(block_end, free_then, free_else)
         m.d.sync += [
-            ready.eq(active_next & ~blocked & ~broken),
-            self.i.ready.eq((active_next & ~blocked) | broken),
+            ready.eq(free & ~broken),
+            self.i.ready.eq(free | broken),
             active.eq(active_next),
             selected.eq(selected_next),
         ]
@@ -167,6 +177,7 @@ class Decode(wiring.Component):
         with m.If(load):
             m.d.sync += [
                 mask.eq(ahead.mask),
+                groups.eq(ahead_groups),
                 columns.eq(ahead.columns),
                 columns_left.eq(ahead.columns),
                 rows_left.eq(ahead.rows),
@@ -178,8 +189,6 @@ class Decode(wiring.Component):
                 last_row.eq(ahead.rows == 1),
                 last_block.eq((ahead.columns == 1) & (ahead.rows == 1)),
             ]
-            for group in range(params.passes):
-                m.d.sync += groups[group].eq(ahead.mask[group * params.tokens :][: params.tokens].any())
         with m.Elif(block_end):
             with m.If(last_column):
                 m.d.sync += [

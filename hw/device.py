@@ -1,6 +1,6 @@
 """The whole device: the engine behind a link that loses nothing, ready for a board's pins or a bridge's bus."""
 
-from amaranth.hdl import Module, ResetInserter, Signal
+from amaranth.hdl import Cat, Elaboratable, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -15,10 +15,13 @@ from hw.link.link import Link
 from hw.link.narrow import Narrow
 from hw.link.outgoing import Outgoing
 from hw.link.uart import Uart
+from hw.primitives.restart import add_parts
 
 SEND_FRAME_BYTES = 1024
 """Most payload of a frame to the host; less than a kernel's terminal buffer of 4 KiB, which nothing guards."""
 SEND_BUFFER_BYTES = 4096
+RESET_CYCLES = 4
+"""More than there are registers on the way to any part's reset."""
 
 
 def memory_ports(params: Params) -> dict:
@@ -52,11 +55,13 @@ class LinkedEngine(wiring.Component):
     Members
     -------
     i : stream of bytes, ``width`` a beat; o : stream of :func:`hw.layouts.link_beat`, ``last`` ends a frame
+    restart : In, asserted until the clock is good, if the clock domain has no reset: all starts over
     m_axi_* : see :class:`hw.link.axi4.AxiMemory`; only with ``memory_bits``
     """
 
     i: stream.Interface
     o: stream.Interface
+    restart: Signal
 
     def __init__(self, params: Params, *, width: int, idle_cycles: int, resend_cycles: int, design_id: int = 0) -> None:
         if width != params.link_bytes and (width, params.link_bytes) != (1, WORD_BYTES):
@@ -68,6 +73,7 @@ class LinkedEngine(wiring.Component):
             | {
                 "i": In(stream.Signature(data.ArrayLayout(8, width))),
                 "o": Out(stream.Signature(link_beat(width))),
+                "restart": In(1),
             }
         )
 
@@ -83,10 +89,15 @@ class LinkedEngine(wiring.Component):
             send_buffer_words=SEND_BUFFER_BYTES // WORD_BYTES,
             resend_cycles=self.resend_cycles,
         )
-        reset = Signal()  # a cycle after the link's own; the new connection's first message comes much later
-        m.d.sync += reset.eq(link.reset)
+        # Held until all parts are in reset at the same time; the new connection's first message comes much later.
+        begin = Signal()
+        reset, held = Signal(), Signal(RESET_CYCLES)
+        m.d.comb += [link.restart.eq(self.restart), begin.eq(link.reset | self.restart)]
+        m.d.sync += [held.eq(Cat(begin, held)), reset.eq(begin | held.any())]
         engine, outgoing = Engine(params, self.design_id), Outgoing(params.link_bytes)
-        parts = {"engine": engine, "outgoing": outgoing}
+        m.submodules.engine = engine
+        m.d.comb += engine.restart.eq(reset)
+        parts: dict[str, Elaboratable] = {"outgoing": outgoing}
         wiring.connect(m, wiring.flipped(self.i), link.i)
         wiring.connect(m, link.o, wiring.flipped(self.o))
         wiring.connect(m, engine.o, outgoing.i)
@@ -95,7 +106,7 @@ class LinkedEngine(wiring.Component):
         if width == params.link_bytes:
             wiring.connect(m, link.o_message, engine.i)
         else:
-            gather, narrow = Gather(width), Narrow(params.link_bytes)
+            gather, narrow = Gather(width, apart=True), Narrow(params.link_bytes)
             parts |= {"gather": gather, "narrow": narrow}
             wiring.connect(m, link.o_message, gather.i)
             m.d.comb += [
@@ -107,7 +118,8 @@ class LinkedEngine(wiring.Component):
             wiring.connect(m, outgoing.o, narrow.i)
             said = narrow.o
         if params.memory_bits:
-            m.submodules.memory = memory = AxiMemory(params.memory_bits)
+            memory = AxiMemory(params.memory_bits)
+            add_parts(m, {"memory": memory}, self.restart)
             join(m, memory, self, memory_ports(params))
             wiring.connect(m, engine.o_read, memory.i_read)
             wiring.connect(m, memory.o_read, engine.i_read)
@@ -117,8 +129,7 @@ class LinkedEngine(wiring.Component):
                 engine.memory_error.eq(memory.error),
                 memory.flush.eq(engine.flush | reset),
             ]
-        for name, part in parts.items():
-            m.submodules[name] = ResetInserter(reset)(part)
+        add_parts(m, parts, reset)
         m.d.comb += [
             link.i_message.payload.eq(said.payload),
             # What is said until the reset belongs to the connection before.
@@ -145,11 +156,13 @@ class UartDevice(wiring.Component):
     Members
     -------
     rx : In, asynchronous; tx : Out
+    restart : see :class:`LinkedEngine`
     m_axi_* : see :class:`LinkedEngine`
     """
 
     rx: Signal
     tx: Signal
+    restart: Signal
 
     def __init__(
         self,
@@ -170,15 +183,17 @@ class UartDevice(wiring.Component):
             design_id=design_id,
         )
         idle = {"init": 1}  # the stubs know no such parameter
-        super().__init__(memory_ports(params) | {"rx": In(1, **idle), "tx": Out(1, **idle)})
+        super().__init__(memory_ports(params) | {"rx": In(1, **idle), "tx": Out(1, **idle), "restart": In(1)})
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.uart = uart = self.uart
+        uart = self.uart
+        add_parts(m, {"uart": uart}, self.restart)
         m.submodules.engine = engine = self.engine
         join(m, engine, self, memory_ports(engine.params))
         wiring.connect(m, uart.o, engine.i)
         m.d.comb += [
+            engine.restart.eq(self.restart),
             uart.rx.eq(self.rx),
             self.tx.eq(uart.tx),
             uart.i.payload.eq(engine.o.p.data),
@@ -203,8 +218,11 @@ class AxisDevice(wiring.Component):
     Members
     -------
     s_axis_*, m_axis_* : see :class:`hw.link.axis.AxisPort`
+    restart : see :class:`LinkedEngine`
     m_axi_* : see :class:`LinkedEngine`; in the clock domain ``sync``
     """
+
+    restart: Signal
 
     def __init__(self, params: Params, *, idle_cycles: int, resend_cycles: int, design_id: int = 0) -> None:
         self.port = AxisPort(params.link_bytes)
@@ -215,12 +233,13 @@ class AxisDevice(wiring.Component):
             resend_cycles=resend_cycles,
             design_id=design_id,
         )
-        super().__init__(axis_ports(params.link_bytes) | memory_ports(params))
+        super().__init__(axis_ports(params.link_bytes) | memory_ports(params) | {"restart": In(1)})
 
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.port = port = self.port
         m.submodules.engine = engine = self.engine
+        m.d.comb += engine.restart.eq(self.restart)
         wiring.connect(m, port.o, engine.i)
         wiring.connect(m, engine.o, port.i)
         join(m, port, self, axis_ports(port.width))

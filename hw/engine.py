@@ -1,6 +1,6 @@
 """The expert engine: the router's decision in, the layer's output out."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -26,6 +26,7 @@ from hw.layouts import (
 )
 from hw.matrix_engine import MatrixEngine
 from hw.primitives.queue import Queue
+from hw.primitives.restart import add_parts
 from hw.receive import Receive
 from hw.route_table import RouteTable
 from hw.send import Cut, Send
@@ -55,6 +56,7 @@ class Engine(wiring.Component):
     -------
     i, o : streams of :func:`hw.layouts.link_beat`
     o_request : stream of ``REQUEST``
+    restart : In, starts all over, after a few cycles of it, without ending a message that it was in
 
     With ``memory_bits`` there are also these, for a memory such as :class:`hw.link.axi4.AxiMemory`:
 
@@ -69,6 +71,7 @@ class Engine(wiring.Component):
     i: stream.Interface
     o: stream.Interface
     o_request: stream.Interface
+    restart: Signal
     o_read: stream.Interface
     i_read: stream.Interface
     o_write: stream.Interface
@@ -96,17 +99,17 @@ class Engine(wiring.Component):
                 "i": In(stream.Signature(beat)),
                 "o": Out(stream.Signature(beat)),
                 "o_request": Out(stream.Signature(REQUEST)),
+                "restart": In(1),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
         params = self.params
-        m.submodules.receive = receive = Receive(params)
-        m.submodules.cut = cut = Cut(params.link_bytes)
-        reset = Signal()
-        m.d.sync += reset.eq(receive.reset)  # the next message cannot take effect before it does
-        m.d.comb += cut.cut.eq(reset)
+        receive, cut = Receive(params), Cut(params.link_bytes)
+        add_parts(m, {"receive": receive, "cut": cut}, self.restart)
+        reset = Signal()  # the next message cannot take effect before it does
+        m.d.sync += reset.eq(receive.reset | self.restart)
 
         routes, fetch, hidden = RouteTable(params), Fetch(params), Hidden(params)
         matrices, combine, counters = MatrixEngine(params), Combine(params), Counters(params)
@@ -114,9 +117,10 @@ class Engine(wiring.Component):
         experts = Queue(bits_for(params.max_experts), EXPERTS_WAITING)
         requests = Queue(REQUEST, 2)
         weights = Queue(link_beat(params.link_bytes), 2)  # so that the link does not wait for the decoder in one cycle
+        rows = Queue(row_sum(params), 2)
         send = Send(params, self.design_id)
         status = Module()
-        resettable = {
+        parts = {
             "routes": routes,
             "fetch": fetch,
             "hidden": hidden,
@@ -127,11 +131,15 @@ class Engine(wiring.Component):
             "experts": experts,
             "requests": requests,
             "weights": weights,
+            "rows": rows,
             "send": send,
             "status": status,
         }
-        for name, part in resettable.items():
-            m.submodules[name] = ResetInserter(reset)(part)
+        homes = Homes(params) if params.memory_bits else None
+        if homes:
+            parts["homes"] = homes
+        resets = add_parts(m, parts, reset)
+        m.d.comb += cut.cut.eq(resets["send"])
 
         wiring.connect(m, wiring.flipped(self.i), receive.i)
         wiring.connect(m, send.o, cut.i)
@@ -144,9 +152,7 @@ class Engine(wiring.Component):
 
         # Requests to the host and their answers; with a second home of experts that takes its place between them.
         waiting, end_of_answer, write_busy, memory_error = fetch.waiting != 0, receive.answered, Const(0), Const(0)
-        if params.memory_bits:
-            homes = Homes(params)
-            m.submodules.homes = ResetInserter(reset)(homes)
+        if homes:
             wiring.connect(m, receive.o_home, homes.i_home)
             wiring.connect(m, fetch.o_request, homes.i_request)
             wiring.connect(m, homes.o_request, requests.i)
@@ -162,7 +168,7 @@ class Engine(wiring.Component):
                 homes.halted.eq(receive.halted),
                 counters.memory_moved.eq(homes.moved),
                 counters.memory_idle.eq(homes.idle),
-                self.flush.eq(reset),
+                self.flush.eq(resets["homes"]),
             ]
         else:
             wiring.connect(m, receive.o_weights, weights.i)
@@ -183,7 +189,6 @@ class Engine(wiring.Component):
         layer_done = Signal()
         # Events in registers: that they count a cycle late matters to none of the sums below.
         row_error = Signal(2)
-        route_error = Signal()
         expert_named, expert_finished, matrix_named, answered = Signal(), Signal(), Signal(), Signal()
         status.d.sync += [
             row_error.eq(Mux(matrices.o.valid, matrices.o.p.error, 0)),
@@ -191,7 +196,6 @@ class Engine(wiring.Component):
             expert_finished.eq(combine.finished),
             matrix_named.eq(fetch.o_matrix.valid & fetch.o_matrix.ready),
             answered.eq(end_of_answer),
-            route_error.eq(routes.error),
         ]
         matrix_errors = {ERROR_LENGTH: Error.LENGTH, ERROR_COMMAND: Error.COMMAND}
         row_errors = {ERROR_OVERFLOW: Error.OVERFLOW, ERROR_SCALE: Error.SCALE}
@@ -199,14 +203,17 @@ class Engine(wiring.Component):
         def translated(bits, names):
             return sum((Mux((bits & bit) != 0, error, 0) for bit, error in names.items()), start=Mux(0, 0, 0))
 
+        new = Signal.like(fatal)
+        halted = Signal()  # an error is fatal; kept apart, so that nobody has to look at all its bits
+        m.d.comb += new.eq(
+            receive.error
+            | translated(matrices.error, matrix_errors)
+            | Mux(routes.error, Error.ROUTE, 0)
+            | Mux(memory_error, Error.MEMORY, 0)
+        )
         status.d.sync += [
-            fatal.eq(
-                fatal
-                | receive.error
-                | translated(matrices.error, matrix_errors)
-                | Mux(route_error, Error.ROUTE, 0)
-                | Mux(memory_error, Error.MEMORY, 0)
-            ),
+            fatal.eq(fatal | new),
+            halted.eq(halted | new.any()),
             layer_error.eq(
                 Mux(
                     receive.start,
@@ -218,7 +225,7 @@ class Engine(wiring.Component):
             experts_left.eq(experts_left + expert_named - expert_finished),
             matrices_left.eq(matrices_left + matrix_named - matrices.activity.matrix_end),
             none_left.eq(Cat(experts_left == 0, matrices_left == 0)),
-            layer_done.eq(running & ~receive.start & ~fetch.start & ~fetch.busy & none_left.all() & ~send.done),
+            layer_done.eq(running & ~fetch.start & ~fetch.busy & none_left.all() & ~send.done),
         ]
         begin = Signal()  # a cycle after all counters were cleared
         status.d.sync += begin.eq(receive.start)
@@ -253,31 +260,22 @@ class Engine(wiring.Component):
             hidden.o.ready.eq(1),
         ]
 
-        # Row sums, through a register on their way to one of two.
-        row = Signal(row_sum(params), reset_less=True)
-        row_valid = Signal()
-        row_taken = Signal()
-        down = Signal(reset_less=True)
+        # Row sums, through a short queue on their way to one of two.
+        down = rows.o.p.kind == Kind.DOWN
+        wiring.connect(m, matrices.o, rows.i)
         m.d.comb += [
-            row_taken.eq(Mux(down, combine.i.ready, hidden.i.ready)),
-            matrices.o.ready.eq(~row_valid | row_taken),
-            hidden.i.payload.eq(row),
-            hidden.i.valid.eq(row_valid & ~down),
-            combine.i.payload.eq(row),
-            combine.i.valid.eq(row_valid & down),
+            rows.o.ready.eq(Mux(down, combine.i.ready, hidden.i.ready)),
+            hidden.i.payload.eq(rows.o.payload),
+            hidden.i.valid.eq(rows.o.valid & ~down),
+            combine.i.payload.eq(rows.o.payload),
+            combine.i.valid.eq(rows.o.valid & down),
         ]
-        with status.If(matrices.o.ready):
-            status.d.sync += [
-                row_valid.eq(matrices.o.valid),
-                row.eq(matrices.o.p),
-                down.eq(matrices.o.p.kind == Kind.DOWN),
-            ]
 
         m.d.comb += [
             receive.routes_held.eq(~routes.empty | write_busy),
             receive.running.eq(running),
             receive.waiting.eq(waiting),
-            receive.halted.eq(fatal != 0),
+            receive.halted.eq(halted),
             routes.batch.eq(receive.batch),
             routes.experts.eq(receive.config.experts),
             routes.mask_expert.eq(fetch.mask_expert),
@@ -296,6 +294,7 @@ class Engine(wiring.Component):
             combine.r_token.eq(send.y_token),
             combine.r_row.eq(send.y_row),
             send.fatal.eq(fatal),
+            send.halted.eq(halted),
             send.layer_done.eq(layer_done),
             send.layer_error.eq(layer_error),
             send.batch.eq(receive.batch),

@@ -12,8 +12,15 @@ class Gather(wiring.Component):
     """Collect ``16 / link_bytes`` beats into one word, first byte lowest.
 
     The beat marked ``last`` completes its word early: the bytes that lack are zero and ``missing`` counts the absent
-    beats. Takes a beat every cycle; ``LATENCY`` cycles from a word's final beat to the word (0 for 16-byte beats,
+    beats. Takes a beat every cycle; ``latency`` cycles from a word's final beat to the word (0 for 16-byte beats,
     which pass straight through).
+
+    Parameters
+    ----------
+    link_bytes
+        Bytes of a beat.
+    apart
+        No beat is taken while a word waits, so that ``i.ready`` need not wait for ``o.ready``: a cycle more a word.
 
     Members
     -------
@@ -24,11 +31,11 @@ class Gather(wiring.Component):
     i: stream.Interface
     o: stream.Interface
 
-    def __init__(self, link_bytes: int) -> None:
+    def __init__(self, link_bytes: int, *, apart: bool = False) -> None:
         if link_bytes not in LINK_BYTES:
             raise ValueError(f"link_bytes must be one of {LINK_BYTES}, not {link_bytes!r}")
-        self.link_bytes = link_bytes
-        self.latency = 0 if link_bytes == WORD_BYTES else 1
+        self.link_bytes, self.apart = link_bytes, apart
+        self.latency = 0 if link_bytes == WORD_BYTES and not apart else 1
         super().__init__(
             {
                 "i": In(stream.Signature(link_beat(link_bytes))),
@@ -39,7 +46,7 @@ class Gather(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         beats = WORD_BYTES // self.link_bytes
-        if beats == 1:
+        if self.latency == 0:
             m.d.comb += [
                 self.o.p.data.eq(self.i.p.data),
                 self.o.p.last.eq(self.i.p.last),
@@ -52,12 +59,13 @@ class Gather(wiring.Component):
         done = Signal()
         m.d.comb += [
             done.eq(self.i.p.last | (count == beats - 1)),
-            self.i.ready.eq(self.o.ready | ~self.o.valid),
+            self.i.ready.eq(~self.o.valid if self.apart else self.o.ready | ~self.o.valid),
         ]
-        with m.If(self.i.ready):
-            m.d.sync += self.o.valid.eq(self.i.valid & done)
+        with m.If(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
         with m.If(self.i.ready & self.i.valid):
             m.d.sync += [
+                self.o.valid.eq(done),
                 count.eq(Mux(done, 0, count + 1)),
                 self.o.p.last.eq(self.i.p.last),
                 self.o.p.missing.eq(beats - 1 - count),

@@ -68,7 +68,7 @@ class Hidden(wiring.Component):
         row_bits = len(requant.r_row)
         m.submodules.memory = mem = BlockMemory(SCALED.size, 1 << (row_bits + bits_for(params.max_batch)))
 
-        # A gate sum is taken only with a place in the queue for it, known two cycles late, hence the margin.
+        # A gate sum is taken only with a place in the queue for it, known three cycles late, hence the margin.
         places = Signal(range(GATES + 1), init=GATES)
         ready = Signal()
         taken = Signal()
@@ -83,8 +83,8 @@ class Hidden(wiring.Component):
             gate.eq(self.i.p.kind == Kind.GATE),
         ]
         m.d.sync += [
-            ready.eq(places >= 4),
-            places.eq(places - (taken & gate) + leave),
+            ready.eq(places >= 5),
+            places.eq(places - delayed(taken & gate, 1, control=True) + leave),
             before_last.eq(self.rows - 2),
         ]
         with m.If(taken & self.i.p.end):

@@ -26,7 +26,7 @@ class Normalise(wiring.Component):
     argument : Out
     """
 
-    LATENCY = 11
+    LATENCY = 12
 
     value: Signal
     scaled: data.View
@@ -57,11 +57,12 @@ class Normalise(wiring.Component):
             magnitude.eq(low[:half] | ((high + low[half])[:half] << half)),
         ]
 
-        # Stages 4 to 9: left by 32, 16 .. 1 where that many bits on top are zero; only what can still matter is kept.
-        rest = magnitude
+        # Stages 4 to 10: left by 32, 16 .. 1 where that many bits on top are zero; only what can still matter is kept.
+        # Whether 32 are takes a stage of its own.
+        rest = delay(m, magnitude, 1)
         shift = None
         for step in (32, 16, 8, 4, 2, 1):
-            zero = rest[-step:] == 0
+            zero = delay(m, magnitude[-step:] == 0, 1) if step == 32 else rest[-step:] == 0
             keep = SIGNIFICANT_BITS + 1 + step - 1
             shifted = Signal(keep, name=f"left_{step}", reset_less=True)
             m.d.sync += shifted.eq(Mux(zero, rest << step, rest)[len(rest) - keep :])
@@ -69,7 +70,7 @@ class Normalise(wiring.Component):
             m.d.sync += count.eq((0 if shift is None else shift) | Mux(zero, step, 0))
             rest, shift = shifted, count
 
-        # Stage 10: round. Stage 11: where that made a 19th bit, one step up.
+        # Stage 11: round. Stage 12: where that made a 19th bit, one step up.
         rounded = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
         exponent = Signal(SCALED["exponent"].shape, reset_less=True)
         carry = rounded[-1]

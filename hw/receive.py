@@ -4,6 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, ResetInserter, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hw.delay import delay
 from hw.formats import q6_k as fmt
 from hw.formats.messages import HEADER_BYTES, MAX_OUTSTANDING, OFFSET_BITS, Error, Message, Mode
 from hw.formats.params import Params
@@ -54,7 +55,7 @@ class Receive(wiring.Component):
     """Take messages apart. Beats of ``WEIGHTS`` and of ``STORE`` pass through untouched.
 
     A message that is unknown, of a wrong length or out of order sets ``error`` for a cycle and is discarded, as is
-    every message but ``RESET`` while ``halted``. A header costs three cycles beside its beats.
+    every message but ``RESET`` while ``halted``. A header costs four cycles beside its beats.
 
     Members
     -------
@@ -137,7 +138,7 @@ class Receive(wiring.Component):
         m = Module()
         params = self.params
         beat = self.i.p
-        gather = Gather(params.link_bytes)
+        gather = Gather(params.link_bytes, apart=True)
         fresh = Signal()  # a message begins: nothing of one before it is left in the gatherer
         m.submodules.gather = ResetInserter(fresh)(gather)
         word = gather.o.p
@@ -146,8 +147,8 @@ class Receive(wiring.Component):
         passed = self.i.valid & self.o_weights.ready
 
         # Headers and configurations move through registers as they come, a beat at a time, the oldest lowest.
-        header = Signal(8 * HEADER_BYTES)
-        places = Signal(8 * CONFIG_BYTES)
+        header = Signal(8 * HEADER_BYTES, reset_less=True)
+        places = Signal(8 * CONFIG_BYTES, reset_less=True)
         header_beats, config_beats = HEADER_BYTES // params.link_bytes, CONFIG_BYTES // params.link_bytes
         count = Signal(range(max(header_beats, config_beats)))
         last = Signal()
@@ -155,8 +156,8 @@ class Receive(wiring.Component):
         def view(kind: Message):
             return data.View(HEADERS[kind], header[: HEADERS[kind].size])
 
-        def shifted(register):
-            return Cat(register, beat.data)[8 * params.link_bytes :]
+        def shifted(register, data):
+            return Cat(register, data)[8 * params.link_bytes :]
 
         configured = Signal()
         wrong = Signal()  # the message is discarded; tells why in `error`
@@ -179,7 +180,7 @@ class Receive(wiring.Component):
             pair = places[128 * n :][:128]
             m.d.comb += [self.config.offsets[n].eq(pair[:64]), self.config.lengths[n].eq(pair[64:])]
 
-        # What a header says is looked at in the cycle after it came, judged in the next and acted upon in the third.
+        # What a header says is looked at in the cycle after it came, judged in the next and acted upon in the fourth.
         kind = header[:8]
         x, routes = view(Message.LOAD_X), view(Message.ROUTES)
         config_checks = Signal(11)
@@ -211,7 +212,11 @@ class Receive(wiring.Component):
         ]
 
         states = STATES | (MEMORY_STATES if params.memory_bits else {})
+        said_to_be = {message: Signal(name=f"is_{message.name.lower()}") for message in (*states, *BARE)}
         accepted = {message: Signal(name=f"accepted_{message.name.lower()}") for message in (*states, *BARE)}
+        refused = Signal()
+        m.d.sync += [is_it.eq(kind == message) for message, is_it in said_to_be.items()]
+        m.d.sync += refused.eq(~Cat(accepted.values()).any())
         x_word = Signal(range(X_WORDS))
         route_pair = Signal(2 * ROUTE.size)
         routes_left = Signal(16)
@@ -221,7 +226,25 @@ class Receive(wiring.Component):
         filled = Signal()  # that word had as many bytes as the count of routes says
         route_beats = ROUTE.size // 8 // params.link_bytes  # none where a beat holds two
         tail = Signal()  # its last beat has been taken, so that the next is another message's
-        m.d.sync += self.error.eq(0)
+        configuring = Signal()  # the state is that
+        misfit = Signal()  # a configuration's, with the parameters
+        all_places = count == config_beats - 1
+        # Errors go through a register, and so do places, for they are many.
+        m.d.sync += self.error.eq(
+            Mux(delay(m, misfit, 1, control=True), Error.CONFIG, 0)
+            | Mux(delay(m, wrong, 1, control=True) & ~self.halted, Error.MESSAGE, 0)
+        )
+        part_came, part = delay(m, configuring & self.i.valid, 1, control=True), delay(m, beat.data.as_value(), 1)
+        with m.If(part_came):
+            m.d.sync += places.eq(shifted(places, part))
+        with m.If(configuring):
+            m.d.sync += [
+                tape.eq(said.mode == Mode.TAPE),
+                outstanding.eq(said.outstanding),
+                experts.eq(said.experts),
+                width.eq(said.width),
+                expert_width.eq(said.expert_width),
+            ]
         m.d.comb += [
             self.o_weights.payload.eq(beat),
             gather.i.payload.eq(beat),
@@ -288,12 +311,14 @@ class Receive(wiring.Component):
                 gathering.eq(state in ("X", "ROUTES")),
                 passing.eq(state == "WEIGHTS"),
                 storing.eq(state == "STORE"),
+                configuring.eq(state == "CONFIG"),
             ]
 
+        m.d.sync += self.start.eq(0)
         with m.FSM():
             with m.State("HEADER"):
                 with m.If(self.i.valid):
-                    m.d.sync += [header.eq(shifted(header)), last.eq(beat.last), count.eq(count + 1)]
+                    m.d.sync += [header.eq(shifted(header, beat.data)), last.eq(beat.last), count.eq(count + 1)]
                     with m.If(count == header_beats - 1):
                         m.d.sync += count.eq(0)
                         go("LOOK")
@@ -304,24 +329,24 @@ class Receive(wiring.Component):
                 go("JUDGE")
             with m.State("JUDGE"):
                 idle = ~self.halted & ~self.running
-                m.d.sync += [
-                    accepted[Message.RESET].eq((kind == Message.RESET) & last),
-                    accepted[Message.CONFIG].eq((kind == Message.CONFIG) & idle & ~last),
-                    accepted[Message.LOAD_X].eq((kind == Message.LOAD_X) & idle & ~last & x_fits),
-                    accepted[Message.ROUTES].eq((kind == Message.ROUTES) & idle & configured & routes_fit),
-                    accepted[Message.WEIGHTS].eq((kind == Message.WEIGHTS) & ~self.halted & ~last & self.waiting),
-                    accepted[Message.READ_COUNTERS].eq((kind == Message.READ_COUNTERS) & idle & last),
-                ]
-                if params.memory_bits:
-                    m.d.sync += [
-                        accepted[Message.HOMES].eq((kind == Message.HOMES) & idle & configured & homes_fit),
-                        accepted[Message.STORE].eq((kind == Message.STORE) & idle & ~last & store_fits),
-                    ]
+                conditions = {
+                    Message.RESET: last,
+                    Message.CONFIG: idle & ~last,
+                    Message.LOAD_X: idle & ~last & x_fits,
+                    Message.ROUTES: idle & configured & routes_fit,
+                    Message.WEIGHTS: ~self.halted & ~last & self.waiting,
+                    Message.READ_COUNTERS: idle & last,
+                    Message.HOMES: idle & configured & homes_fit,
+                    Message.STORE: idle & ~last & store_fits,
+                }
+                m.d.sync += [accepted[message].eq(said_to_be[message] & conditions[message]) for message in accepted]
+                go("JUDGED")
+            with m.State("JUDGED"):
                 go("ACT")
             with m.State("ACT"):
                 m.d.comb += [
                     fresh.eq(1),
-                    wrong.eq(~Cat(accepted.values()).any()),
+                    wrong.eq(refused),
                     self.reset.eq(accepted[Message.RESET]),
                     self.read_counters.eq(accepted[Message.READ_COUNTERS]),
                 ]
@@ -331,7 +356,7 @@ class Receive(wiring.Component):
                 for message, state in states.items():
                     with m.If(accepted[message]):
                         go(state)
-                with m.If(wrong & ~last):
+                with m.If(refused & ~last):
                     go("DISCARD")
                 with m.If(accepted[Message.ROUTES]):
                     m.d.sync += self.batch.eq(routes.batch)
@@ -348,21 +373,13 @@ class Receive(wiring.Component):
                     go("HEADER")
             with m.State("CONFIG"):
                 with m.If(self.i.valid):
-                    m.d.sync += [places.eq(shifted(places)), count.eq(count + 1)]
-                    with m.If((count == config_beats - 1) | beat.last):
-                        m.d.sync += [
-                            count.eq(0),
-                            tape.eq(said.mode == Mode.TAPE),
-                            outstanding.eq(said.outstanding),
-                            experts.eq(said.experts),
-                            width.eq(said.width),
-                            expert_width.eq(said.expert_width),
-                        ]
+                    m.d.sync += count.eq(count + 1)
+                    with m.If(all_places | beat.last):
+                        m.d.sync += count.eq(0)
                         go("HEADER")
-                        with m.If((count == config_beats - 1) & beat.last & config_fits):
-                            m.d.sync += configured.eq(1)
-                        with m.Elif((count == config_beats - 1) & beat.last):
-                            m.d.sync += self.error.eq(Error.CONFIG)
+                        with m.If(all_places & beat.last):
+                            m.d.sync += configured.eq(config_fits)
+                            m.d.comb += misfit.eq(~config_fits)
                         with m.Else():
                             m.d.comb += wrong.eq(1)
                             with m.If(~beat.last):
@@ -375,7 +392,7 @@ class Receive(wiring.Component):
                         go("HEADER")
                         with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
                             m.d.comb += wrong.eq(1)
-                        with m.If(~(tail | (gathered & beat.last))):
+                        with m.If(~tail):
                             go("DISCARD")
                 with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
@@ -420,7 +437,7 @@ class Receive(wiring.Component):
                 with m.If(~self.routes_held):
                     go("STARTED")
             with m.State("STARTED"):  # a wrong last route has halted the engine by now
-                m.d.comb += self.start.eq(~self.halted)
+                m.d.sync += self.start.eq(~self.halted)
                 go("HEADER")
             with m.State("WEIGHTS"):
                 m.d.comb += [self.moved.eq(passed), self.answered.eq(passed & beat.last)]
@@ -435,7 +452,5 @@ class Receive(wiring.Component):
                         m.d.sync += store_word.eq(store_word + 1)
                         with m.If(beat.last):
                             go("HEADER")
-        with m.If(wrong & ~self.halted):
-            m.d.sync += self.error.eq(Error.MESSAGE)
         m.d.comb += self.idle.eq(self.waiting & self.i.ready & ~self.i.valid)
         return m

@@ -78,7 +78,11 @@ class Requant(wiring.Component):
         params = self.params
         delayed = partial(delay, m)
         in_block = (fmt.BLOCK_WEIGHTS - 1).bit_length()
-        place = self.i.place
+        # Everything is looked at a cycle late, so that a comparison comes before the addition that needs it.
+        element_in = data.View(self.i.shape(), delayed(self.i.as_value(), 1))
+        valid_in = delayed(self.i_valid, 1, control=True)
+        above = delayed(self.i.h.magnitude > LARGEST, 1)
+        place = element_in.place
 
         # The largest exponent of each token's block, for the block that comes and the one that is read back.
         peak_shape = signed(EXPONENT_BITS)
@@ -87,17 +91,17 @@ class Requant(wiring.Component):
         parity = Signal()
         seen = Signal(params.max_batch)
 
-        own = Signal(signed(len(self.i.h.exponent) + 1), reset_less=True)
+        own = Signal(signed(len(element_in.h.exponent) + 1), reset_less=True)
         before = Signal(peak_shape, reset_less=True)
         was_seen = Signal(reset_less=True)
         token = Signal.like(place.token, reset_less=True)
         zero = Signal(reset_less=True)
-        valid_1 = delayed(self.i_valid, 1, control=True)
+        valid_1 = delayed(valid_in, 1, control=True)
         bit = Signal(params.max_batch, reset_less=True)
         m.d.comb += so_far.addr.eq(Cat(place.token, parity))
         m.d.sync += [
-            own.eq(self.i.h.exponent + EXPONENT_STEP + (self.i.h.magnitude > LARGEST)),
-            zero.eq(self.i.h.magnitude == 0),
+            own.eq(element_in.h.exponent + EXPONENT_STEP + above),
+            zero.eq(element_in.h.magnitude == 0),
             before.eq(so_far.data),
             was_seen.eq((seen >> place.token)[0]),
             token.eq(place.token),
@@ -105,9 +109,9 @@ class Requant(wiring.Component):
         ]
         clipped = Signal(peak_shape, reset_less=True)
         m.d.sync += clipped.eq(Mux(zero | (own < EXPONENT_MIN), EXPONENT_MIN, own))
-        so_far_2 = delayed(before, 1)
+        so_far_2 = Signal(peak_shape, reset_less=True)  # a token not seen has the least there is
         keep = Signal(reset_less=True)
-        m.d.sync += keep.eq(delayed(was_seen, 1) & (so_far_2 > clipped))
+        m.d.sync += [so_far_2.eq(Mux(was_seen, before, EXPONENT_MIN)), keep.eq(so_far_2 > clipped)]
         larger = delayed(Mux(keep, delayed(so_far_2, 1), delayed(clipped, 1)), 1)
         m.d.comb += [
             write.addr.eq(Cat(delayed(token, 3), parity)),
@@ -119,7 +123,7 @@ class Requant(wiring.Component):
 
         # A block is complete; five cycles later all that it left behind is in its memories.
         row_end = place.end & place.row[:in_block].all()
-        complete = delayed(self.i_valid & row_end, 5, control=True)
+        complete = delayed(valid_in & row_end, 5, control=True)
         block = delayed(place.row[in_block:], 5)
         last_block = delayed(place.row + 1 == self.rows, 5)
         reading = Signal()

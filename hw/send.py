@@ -29,7 +29,7 @@ class Send(wiring.Component):
     Members
     -------
     o : stream of :func:`hw.layouts.link_beat`
-    fatal : In, error bits; not zero: there will be no result
+    fatal : In, error bits; halted : In, there are some: there will be no result
     layer_done : In, high until ``done``; layer_error : In, error bits of its sums
     done : Out, high for a cycle
     batch, width : In, how many outputs
@@ -40,6 +40,7 @@ class Send(wiring.Component):
 
     o: stream.Interface
     fatal: Signal
+    halted: Signal
     layer_done: Signal
     layer_error: Signal
     done: Signal
@@ -58,6 +59,7 @@ class Send(wiring.Component):
             {
                 "o": Out(stream.Signature(link_beat(params.link_bytes))),
                 "fatal": In(8),
+                "halted": In(1),
                 "layer_done": In(1),
                 "layer_error": In(8),
                 "done": Out(1),
@@ -78,15 +80,17 @@ class Send(wiring.Component):
 
         # A word waits here while it leaves, a beat at a time. It is always made of the same two halves.
         beats = WORD_BYTES // params.link_bytes
-        low, high = Signal(ACCUMULATOR_BITS), Signal(ACCUMULATOR_BITS)
+        low, high = Signal(ACCUMULATOR_BITS, reset_less=True), Signal(ACCUMULATOR_BITS, reset_less=True)
+        head = Signal(8 * WORD_BYTES, reset_less=True)  # or a header; most of it is constant
+        beginning = Signal()
         final = Signal()  # the word ends its message
-        word = Signal(8 * WORD_BYTES)
+        word = Signal(8 * WORD_BYTES, reset_less=True)
         word_last = Signal()
         left = Signal(range(beats + 1))
         free = Signal()
         put = Signal()
         m.d.comb += [
-            free.eq(left == 0),  # a cycle late, so that nothing here waits for the link; words take two to make anyway
+            free.eq(left == 0),  # a cycle late, so that nothing here waits for the link; words take three to make
             self.o.valid.eq(left != 0),
             self.o.p.data.eq(word[: 8 * params.link_bytes]),
             self.o.p.last.eq(word_last & (left == 1)),
@@ -95,8 +99,10 @@ class Send(wiring.Component):
             m.d.sync += left.eq(left - 1)
             if beats > 1:
                 m.d.sync += word.eq(word >> 8 * params.link_bytes)
-        with m.If(put & free):
-            m.d.sync += [word.eq(Cat(low, high)), word_last.eq(final), left.eq(beats)]
+        with m.If(free):
+            m.d.sync += [word.eq(Mux(beginning, head, Cat(low, high))), word_last.eq(final)]
+            with m.If(put):
+                m.d.sync += left.eq(beats)
 
         # The outputs are read ahead, as many as there are places for.
         m.submodules.values = values = Queue(ACCUMULATOR_BITS, 8)
@@ -104,9 +110,10 @@ class Send(wiring.Component):
         row = Signal.like(self.y_row)
         last_row = Signal()
         places = Signal(range(values.depth + 1), init=values.depth)
+        room = Signal()  # there will be a place, even if one is taken meanwhile
         read = Signal()
         m.d.comb += [
-            read.eq(reading & (places != 0)),
+            read.eq(reading & room),
             self.y_row.eq(row),
             values.i.payload.eq(self.y),
             values.i.valid.eq(delay(m, read, Combine.LATENCY, control=True)),
@@ -116,6 +123,7 @@ class Send(wiring.Component):
         m.d.sync += [
             popped.eq(values.o.valid & values.o.ready),
             places.eq(places - read + popped),
+            room.eq(places > 1),
             before_last.eq(self.width - 2),
         ]
         with m.If(read):
@@ -123,9 +131,12 @@ class Send(wiring.Component):
             with m.If(last_row):
                 m.d.sync += [reading.eq(0), row.eq(0), last_row.eq(0)]
 
-        kind = Signal(Message)
+        kinds = (Message.HELLO, Message.ERROR, Message.OUTPUT, Message.DONE, Message.COUNTERS)
+        kind = Signal(range(len(kinds)))
         greeted = Signal()
         told = Signal()
+        layer_failed = Signal()
+        m.d.sync += layer_failed.eq(self.layer_error != 0)
         failed = Signal()  # the layer's error has been sent instead of its outputs
         counters_wanted = Signal()
         last_token = Signal()
@@ -143,49 +154,54 @@ class Send(wiring.Component):
             Message.DONE: [],
             Message.COUNTERS: [Const(len(Counter), 8)],
         }
-        m.d.sync += last_token.eq(self.y_token + 1 == self.batch)
+        m.d.sync += [last_token.eq(self.y_token + 1 == self.batch), self.done.eq(0)]
         with m.FSM():
             with m.State("IDLE"):
                 m.d.sync += [self.y_token.eq(0), failed.eq(0)]
                 with m.If(~greeted):
-                    m.d.sync += [kind.eq(Message.HELLO), greeted.eq(1)]
+                    m.d.sync += [kind.eq(kinds.index(Message.HELLO)), greeted.eq(1)]
                     m.next = "HEADER"
-                with m.Elif((self.fatal != 0) & ~told):
-                    m.d.sync += kind.eq(Message.ERROR)
+                with m.Elif(self.halted & ~told):
+                    m.d.sync += kind.eq(kinds.index(Message.ERROR))
                     m.next = "HEADER"
                 with m.Elif(self.layer_done & ~told):
-                    m.d.sync += kind.eq(Mux(self.layer_error != 0, Message.ERROR, Message.OUTPUT))
-                    m.d.sync += failed.eq(self.layer_error != 0)
+                    m.d.sync += kind.eq(Mux(layer_failed, kinds.index(Message.ERROR), kinds.index(Message.OUTPUT)))
+                    m.d.sync += failed.eq(layer_failed)
                     m.next = "HEADER"
                 with m.Elif(counters_wanted):
-                    m.d.sync += [kind.eq(Message.COUNTERS), counters_wanted.eq(0), self.counter.eq(0)]
+                    m.d.sync += [kind.eq(kinds.index(Message.COUNTERS)), counters_wanted.eq(0), self.counter.eq(0)]
                     m.next = "HEADER"
             with m.State("HEADER"):
-                m.d.sync += final.eq((kind != Message.OUTPUT) & (kind != Message.COUNTERS))
+                m.d.sync += beginning.eq(1)
+                m.d.sync += final.eq((kind != kinds.index(Message.OUTPUT)) & (kind != kinds.index(Message.COUNTERS)))
                 with m.Switch(kind):
                     for message, values_of in fields.items():
-                        with m.Case(message):
-                            m.d.sync += Cat(low, high).eq(Cat(Const(message, 8), *values_of))
+                        with m.Case(kinds.index(message)):
+                            m.d.sync += head.eq(Cat(Const(message, 8), *values_of))
                 m.next = "PUT HEADER"
             with m.State("PUT HEADER"):
                 m.d.comb += put.eq(1)
                 with m.If(free):
+                    m.d.sync += beginning.eq(0)
                     m.next = "IDLE"
                     with m.Switch(kind):
-                        with m.Case(Message.ERROR):
+                        with m.Case(kinds.index(Message.ERROR)):
                             with m.If(failed):
-                                m.d.sync += kind.eq(Message.DONE)
+                                m.d.sync += kind.eq(kinds.index(Message.DONE))
                                 m.next = "HEADER"
                             with m.Else():
                                 m.d.sync += told.eq(1)
-                        with m.Case(Message.OUTPUT):
+                        with m.Case(kinds.index(Message.OUTPUT)):
                             m.d.sync += [reading.eq(1), words_left.eq(self.width >> (VALUES.bit_length() - 1))]
                             m.next = "LOW"
-                        with m.Case(Message.DONE):
-                            m.d.comb += self.done.eq(1)
-                        with m.Case(Message.COUNTERS):
+                        with m.Case(kinds.index(Message.DONE)):
+                            m.d.sync += self.done.eq(1)
+                            m.next = "SAID"
+                        with m.Case(kinds.index(Message.COUNTERS)):
                             m.d.sync += words_left.eq(len(Counter) // VALUES)
                             m.next = "COUNTER NAME"
+            with m.State("SAID"):  # the layer is over before anybody looks for the next
+                m.next = "IDLE"
             with m.State("LOW"):
                 m.d.comb += values.o.ready.eq(1)
                 m.d.sync += low.eq(values.o.payload)
@@ -197,15 +213,17 @@ class Send(wiring.Component):
                 with m.If(values.o.valid):
                     m.next = "PUT"
             with m.State("PUT"):
-                m.d.comb += [put.eq(1), values.o.ready.eq(free & ~final)]
+                m.d.comb += put.eq(1)
                 with m.If(free):
-                    m.d.sync += [words_left.eq(words_left - 1), low.eq(values.o.payload)]
+                    m.d.sync += words_left.eq(words_left - 1)
                     m.next = "LOW"
-                    with m.If(values.o.valid):
-                        m.next = "HIGH"
                     with m.If(final):
-                        m.d.sync += [self.y_token.eq(self.y_token + 1), kind.eq(Mux(last_token, Message.DONE, kind))]
-                        m.next = "HEADER"
+                        m.next = "TOKEN"
+            with m.State("TOKEN"):
+                m.d.sync += self.y_token.eq(self.y_token + 1)
+                with m.If(last_token):
+                    m.d.sync += kind.eq(kinds.index(Message.DONE))
+                m.next = "HEADER"
             with m.State("COUNTER NAME"):
                 m.d.sync += self.counter.eq(self.counter + 1)
                 m.next = "COUNTER WAIT"

@@ -1,6 +1,6 @@
 """``h = silu(g) * u * p`` on one multiplier."""
 
-from amaranth.hdl import Array, Const, Module, Mux, Signal, unsigned
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -136,21 +136,31 @@ class Swiglu(wiring.Component):
         unit = PART_BITS + REST_BITS
         minus_rest = Signal(unit + 1)  # 1 - rest, in units of 2**-16
         m.d.comb += minus_rest.eq((1 << unit) + (1 << (REST_BITS - 1)) - rest)
-        choices = {  # step: magnitude and exponent of the second factor
-            1: (Mux(minus_rest[unit], minus_rest << 1, minus_rest << 2), Mux(minus_rest[unit], -unit - 1, -unit - 2)),
+        choices = {  # step: magnitude and exponent of the second factor; that of step 1 joins them a cycle later
             3: (Mux(element.g.negative, t.magnitude, TOP), Mux(element.g.negative, t.exponent, 1 - SIGNIFICANT_BITS)),
             4: (element.g.magnitude, element.g.exponent),
             5: (element.u.magnitude, element.u.exponent),
             6: (element.p.magnitude, element.p.exponent),
         }
-        second = Signal(SIGNIFICANT_BITS, reset_less=True)
-        second_exponent = Signal(EXPONENT, reset_less=True)
+        chosen = Signal(SIGNIFICANT_BITS, reset_less=True)
+        chosen_exponent = Signal(EXPONENT, reset_less=True)
         with m.Switch(step_1):
             for number, (value, power) in choices.items():
                 with m.Case(number):
-                    m.d.sync += [second.eq(value), second_exponent.eq(power)]
-        too_small = Signal(EXPONENT)
-        m.d.comb += too_small.eq(-SIGNIFICANT_BITS - exponent_1)
+                    m.d.sync += [chosen.eq(value), chosen_exponent.eq(power)]
+        second = Signal(SIGNIFICANT_BITS, reset_less=True)
+        second_exponent = Signal(EXPONENT, reset_less=True)
+        minus_rest_2 = delay(m, minus_rest, 1)
+        exactly_one = minus_rest_2[unit]
+        with m.If(delay(m, step_1 == 1, 1)):
+            m.d.sync += [
+                second.eq(Mux(exactly_one, minus_rest_2 << 1, minus_rest_2 << 2)),
+                second_exponent.eq(Mux(exactly_one, -unit - 1, -unit - 2)),
+            ]
+        with m.Else():
+            m.d.sync += [second.eq(chosen), second_exponent.eq(chosen_exponent)]
+        too_small = Signal(EXPONENT, reset_less=True)
+        m.d.sync += too_small.eq(-SIGNIFICANT_BITS - exponent)
         right = Signal(5, reset_less=True)
         m.d.sync += right.eq(Mux(too_small[5:].any(), 31, too_small))
 
@@ -174,29 +184,27 @@ class Swiglu(wiring.Component):
         m.d.comb += [factors.addr.eq(place), others.addr.eq(place_other)]
 
         # Stage 5 and 6: the tables' words come at 7, with all that goes with them.
-        whole_exponents = Array(Const(power, EXPONENT) for _, power in table.EXP_WHOLE)
-        whole_exponent = delay(m, delay(m, whole_exponents[delay(m, whole, 3)], 1), 2)
+        whole_exponents = (  # of the product of both tables' words, without and with the other's carry
+            delay(m, Array(Const(power - less, EXPONENT) for _, power in table.EXP_WHOLE)[delay(m, whole, 3)], 3)
+            for less in (SIGNIFICANT_BITS, SIGNIFICANT_BITS + 1)
+        )
         up = low[-1]  # the offset from the interval's middle is low - 512: positive or zero
         distance = delay(m, Mux(up, low[:-1], (1 << (low_bits - 1)) - low[:-1]), 2)
         below = delay(m, ~up, 2)
         step_7 = delay(m, step_1, 6)
         line_step_7 = step_7 == 2
         other = others.data
+        without_carry, with_carry = whole_exponents
         a = Signal(SIGNIFICANT_BITS, reset_less=True)
         b = Signal(SIGNIFICANT_BITS, reset_less=True)
         power = Signal(EXPONENT, reset_less=True)
-        second_7, second_exponent_7 = delay(m, second, 5), delay(m, second_exponent, 5)
-        exponent_7 = delay(m, exponent_1, 6)
+        second_7 = delay(m, second, 4)
+        sum_7 = Signal(EXPONENT, reset_less=True)
+        m.d.sync += sum_7.eq(delay(m, exponent_1, 5) + delay(m, second_exponent, 3))
         m.d.sync += [
             a.eq(Mux((step_7 == 0) | line_step_7, factors.data, delay(m, magnitude_1, 6))),
             b.eq(Mux(step_7 == 0, TOP | other[:-1], Mux(line_step_7, distance, second_7))),
-            power.eq(
-                Mux(
-                    step_7 == 0,
-                    whole_exponent + Mux(other[-1], -SIGNIFICANT_BITS - 1, -SIGNIFICANT_BITS),
-                    exponent_7 + second_exponent_7,
-                )
-            ),
+            power.eq(Mux(step_7 == 0, Mux(other[-1], with_carry, without_carry), sum_7)),
         ]
         m.d.comb += [multiplier.a.eq(a), multiplier.b.eq(b)]
 
@@ -210,17 +218,22 @@ class Swiglu(wiring.Component):
         line_step_13, power_13 = delay(m, line_step_12, 1), delay(m, power, 5)
 
         # Stage 13: the highest bit to the top. It is one of the three highest, as both factors had theirs on top.
-        full = Signal(2 * SIGNIFICANT_BITS)
-        m.d.comb += full.eq(Mux(line_step_13, line << (SIGNIFICANT_BITS - 1), delay(m, passed, 1)))
+        # The product's is put there a stage earlier, while the line is made.
         top = Signal(SIGNIFICANT_BITS + 1, reset_less=True)
         power_14 = Signal(EXPONENT, reset_less=True)
         places = SIGNIFICANT_BITS
+
+        def normal(bits):  # and what that adds to the exponent
+            return (
+                Mux(bits[-1], bits[places - 1 :], Mux(bits[-2], bits[places - 2 :], bits[places - 3 :]))[: len(top)],
+                Mux(bits[-1], places, Mux(bits[-2], places - 1, places - 2)),
+            )
+
+        product_top, more = (delay(m, value, 1) for value in normal(passed))
+        line_top, line_more = normal(Cat(Const(0, places - 1), line))
         m.d.sync += [
-            top.eq(Mux(full[-1], full[places - 1 :], Mux(full[-2], full[places - 2 :], full[places - 3 :]))),
-            power_14.eq(
-                Mux(line_step_13, 1 - 2 * places, power_13)
-                + Mux(full[-1], places, Mux(full[-2], places - 1, places - 2))
-            ),
+            top.eq(Mux(line_step_13, line_top, product_top)),
+            power_14.eq(Mux(line_step_13, line_more + (1 - 2 * places), power_13 + more)),
         ]
         # Stage 14: round half up. Stage 15: where that made a 19th bit, one step up; and back to the beginning.
         rounded = Signal(SIGNIFICANT_BITS + 1, reset_less=True)

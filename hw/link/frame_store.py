@@ -32,15 +32,17 @@ class FrameStore(wiring.Component):
     -------
     i : stream of :func:`hw.layouts.link_beat`: messages, each of whole words
     ready : Out, there is a frame to take; number, words, last, at : Out, its number, its words, whether it ends its
-        message (both a cycle late), and the word at which it begins; again : Out, it was taken before
+        message, and the word at which it begins; again : Out, it was taken before
     take : In, it is taken; back : In, all that are not acknowledged are to be taken again; neither while ``busy`` has
-        been high for a cycle
+        been high for a cycle. What they change is seen within ``SETTLE`` cycles.
     waiting : Out, frames that were taken are not acknowledged
     acked, peer_ack : In; busy : Out, an acknowledgement is at work; let_go : Out, high for a cycle for each frame
     r_addr : In, a beat; r_data : Out, ``BlockMemory.LATENCY`` cycles later
     """
 
     i: stream.Interface
+    SETTLE = 3
+
     ready: Signal
     number: Signal
     words: Signal
@@ -105,48 +107,57 @@ class FrameStore(wiring.Component):
         # Messages go to memory as they come.
         taken, word_taken, frame_made = Signal(), Signal(), Signal()
         part = Signal(range(beats))
+        last_part = Signal(init=beats == 1)
         words = Signal(range(self.frame_words))
+        last_word = Signal(init=self.frame_words == 1)
+        full = Signal()  # as many frames as there may be; for two cycles after each, too, before that is known
         word_at, room = chase(m, word_taken, limit)
         write = frames.write_port()
         m.d.comb += [
             limit.eq(oldest_at ^ self.buffer_words),
-            self.i.ready.eq(room & ((made ^ oldest[:near]) != WINDOW)),
+            self.i.ready.eq(room & ~full),
             taken.eq(self.i.valid & self.i.ready),
-            word_taken.eq(taken & (part == beats - 1)),
-            frame_made.eq(word_taken & (self.i.p.last | (words == self.frame_words - 1))),
+            word_taken.eq(taken & last_part),
+            frame_made.eq(word_taken & (self.i.p.last | last_word)),
             write.addr.eq(made),
+        ]
+        m.d.sync += [
+            full.eq(((made ^ oldest[:near]) == WINDOW) | frame_made | write.en),
             write.data.words.eq(words + 1),
             write.data.last.eq(self.i.p.last),
             write.en.eq(frame_made),
-        ]
-        m.d.sync += [
             ring.w_addr.eq(Cat(part, word_at[: len(self.at)])),
             ring.w_data.eq(self.i.p.data),
             ring.w_en.eq(taken),
         ]
         with m.If(taken):
-            m.d.sync += part.eq(part + 1)
+            m.d.sync += [part.eq(part + 1), last_part.eq((part == beats - 2) | (beats == 1))]
         with m.If(word_taken):
-            m.d.sync += words.eq(words + 1)
-        with m.If(frame_made):
-            m.d.sync += [words.eq(0), made.eq(made + 1)]
+            m.d.sync += [words.eq(words + 1), last_word.eq(words == self.frame_words - 2)]
+        with m.If(write.en):  # no word is taken in this cycle
+            m.d.sync += [words.eq(0), last_word.eq(self.frame_words == 1), made.eq(made + 1)]
 
         # Frames are taken, perhaps again.
         upcoming_frame = frames.read_port(domain="comb")
         m.d.comb += [
             upcoming_frame.addr.eq(upcoming),
-            self.ready.eq(upcoming[:near] != made),
-            self.again.eq(upcoming[:near] != fresh),
-            self.waiting.eq(oldest[:near] != fresh),
             self.number.eq(upcoming),
             self.at.eq(upcoming_at),
         ]
-        m.d.sync += [self.words.eq(upcoming_frame.data.words), self.last.eq(upcoming_frame.data.last)]
-        with m.If(self.take):
+        m.d.sync += [
+            self.ready.eq(upcoming[:near] != made),
+            self.again.eq(upcoming[:near] != fresh),
+            self.waiting.eq(oldest[:near] != fresh),
+            self.words.eq(upcoming_frame.data.words),
+            self.last.eq(upcoming_frame.data.last),
+        ]
+        take, back = Signal(), Signal()
+        m.d.sync += [take.eq(self.take), back.eq(self.back)]
+        with m.If(take):
             m.d.sync += [upcoming.eq(upcoming + 1), upcoming_at.eq(upcoming_at + self.words)]
             with m.If(~self.again):
                 m.d.sync += fresh.eq(fresh + 1)
-        with m.If(self.back):
+        with m.If(back):
             m.d.sync += [upcoming.eq(oldest), upcoming_at.eq(oldest_at)]
 
         # Acknowledgements. Upcoming frames may be among those that they let go.
@@ -178,7 +189,9 @@ class FrameStore(wiring.Component):
                     m.next = "WAIT"
             with m.State("NEXT"):
                 m.next = "LET GO"
-        m.d.comb += self.busy.eq(due | ~fsm.ongoing("WAIT"))
+        working, settling = Signal(), Signal()
+        m.d.comb += [working.eq(due | ~fsm.ongoing("WAIT")), self.busy.eq(working | settling)]
+        m.d.sync += settling.eq(working)
         with m.If(self.acked):
             m.d.sync += [heard.eq(self.peer_ack), due.eq(1)]
         return m

@@ -5,6 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.layouts import link_beat
+from hw.primitives.restart import add_parts
 
 from .frame_receive import FrameReceive
 from .frame_send import FrameSend
@@ -26,6 +27,7 @@ class Link(wiring.Component):
     o_message, i_message : streams of :func:`hw.layouts.link_beat`: messages from the host, and to it
     reset : Out, high for a cycle when a connection starts. All that came at ``o_message`` before, also part of a
         message, and all that is taken at ``i_message`` up to and in this cycle belongs to the one before.
+    restart : In, starts all over, with no connection
     """
 
     i: stream.Interface
@@ -33,6 +35,7 @@ class Link(wiring.Component):
     o_message: stream.Interface
     i_message: stream.Interface
     reset: Signal
+    restart: Signal
 
     def __init__(
         self,
@@ -58,13 +61,14 @@ class Link(wiring.Component):
                 "o_message": Out(beat),
                 "i_message": In(beat),
                 "reset": Out(1),
+                "restart": In(1),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.receive = receive = self.receive
-        m.submodules.send = send = self.send
+        receive, send = self.receive, self.send
+        add_parts(m, {"receive": receive, "send": send}, self.restart)
         wiring.connect(m, wiring.flipped(self.i), receive.i)
         wiring.connect(m, receive.o, wiring.flipped(self.o_message))
         wiring.connect(m, wiring.flipped(self.i_message), send.i)

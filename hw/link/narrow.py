@@ -27,16 +27,24 @@ class Narrow(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         bytes_ = Signal(8 * self.link_bytes, reset_less=True)
-        last = Signal()
-        left = Signal(range(self.link_bytes + 1))
+        last = Signal(reset_less=True)
+        busy = Signal()
+        left = Signal(range(self.link_bytes), reset_less=True)  # bytes after the present one
+        final = Signal(reset_less=True)  # none is
         m.d.comb += [
-            self.i.ready.eq(left == 0),
-            self.o.valid.eq(left != 0),
+            self.i.ready.eq(~busy),
+            self.o.valid.eq(busy),
             self.o.p.data.eq(bytes_[:8]),
-            self.o.p.last.eq(last & (left == 1)),
+            self.o.p.last.eq(last & final),
         ]
-        with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [bytes_.eq(self.i.p.data), last.eq(self.i.p.last), left.eq(self.link_bytes)]
-        with m.If(self.o.valid & self.o.ready):
-            m.d.sync += [bytes_.eq(bytes_ >> 8), left.eq(left - 1)]
+        with m.If(~busy):
+            m.d.sync += [
+                busy.eq(self.i.valid),
+                bytes_.eq(self.i.p.data),
+                last.eq(self.i.p.last),
+                left.eq(self.link_bytes - 1),
+                final.eq(self.link_bytes == 1),
+            ]
+        with m.Elif(self.o.ready):
+            m.d.sync += [busy.eq(~final), bytes_.eq(bytes_ >> 8), left.eq(left - 1), final.eq(left == 1)]
         return m

@@ -11,7 +11,8 @@ from hw.layouts import REQUEST, link_beat
 class Outgoing(wiring.Component):
     """Pass messages on, and between two of them a ``FETCH`` for each request that waits.
 
-    A beat of a message passes through in the cycle in which it comes; a ``FETCH`` costs a cycle beside its beats.
+    A beat is taken when the one before has left, so at most every other cycle, and leaves in the cycle after; a
+    ``FETCH`` costs a cycle beside its beats.
 
     Members
     -------
@@ -40,21 +41,32 @@ class Outgoing(wiring.Component):
         beats = HEADER_BYTES // self.link_bytes
         fetch = Signal(8 * HEADER_BYTES, reset_less=True)
         left = Signal(range(beats + 1))
-        inside = Signal()  # a message has begun and not ended, or its first beat has been offered
+        inside = Signal()  # a message has begun and not ended
         request = self.i_request.p
+        free = Signal(init=1)  # ``o`` is; kept beside ``o.valid``, for it moves many
+        m.d.comb += [
+            self.i_request.ready.eq((left == 0) & ~inside),
+            self.i.ready.eq(free & (left == 0) & (inside | ~self.i_request.valid)),
+        ]
+        with m.If(self.o.ready):
+            m.d.sync += [self.o.valid.eq(0), free.eq(1)]
         with m.If(left != 0):
-            m.d.comb += [self.o.p.data.eq(fetch[:bits]), self.o.p.last.eq(left == 1), self.o.valid.eq(1)]
-            with m.If(self.o.ready):
-                m.d.sync += [left.eq(left - 1), fetch.eq(fetch >> bits)]
-        with m.Elif(~inside & self.i_request.valid):
-            m.d.comb += self.i_request.ready.eq(1)
-            m.d.sync += [fetch.eq(Cat(Const(Message.FETCH, 16), request.offset, request.length)), left.eq(beats)]
+            with m.If(free):
+                m.d.sync += [
+                    self.o.p.data.eq(fetch[:bits]),
+                    self.o.p.last.eq(left == 1),
+                    self.o.valid.eq(1),
+                    free.eq(0),
+                    fetch.eq(fetch >> bits),
+                    left.eq(left - 1),
+                ]
         with m.Else():
-            m.d.comb += [
-                self.o.payload.eq(self.i.payload),
-                self.o.valid.eq(self.i.valid),
-                self.i.ready.eq(self.o.ready),
-            ]
-            with m.If(self.i.valid):
-                m.d.sync += inside.eq(~(self.i.p.last & self.o.ready))
+            with m.If(free):
+                m.d.sync += self.o.payload.eq(self.i.payload)
+                with m.If(self.i.valid & self.i.ready):
+                    m.d.sync += [self.o.valid.eq(1), free.eq(0)]
+            with m.If(self.i_request.valid & ~inside):
+                m.d.sync += [fetch.eq(Cat(Const(Message.FETCH, 16), request.offset, request.length)), left.eq(beats)]
+            with m.If(self.i.valid & self.i.ready):
+                m.d.sync += inside.eq(~self.i.p.last)
         return m

@@ -39,13 +39,13 @@ class Ring(wiring.Component):
     -------
     beat : In, :func:`hw.layouts.link_beat`; put : In, it is to be stored
     drop : In, the beats since the last commit are forgotten; not together with ``put``
-    commit : In, they may leave; not within two cycles of ``put``
+    commit : In, they may leave; not within two cycles of ``put``, nor in the cycle before ``put`` or ``drop``
     count : In, words that they take, with ``commit``
-    free : Out, words; freed : Out, high for a cycle with each word that leaves
+    free : Out, words, a cycle after ``commit``; freed : Out, high for a cycle with each word that leaves
     o : stream of :func:`hw.layouts.link_beat`
     """
 
-    QUEUE_DEPTH = 8
+    QUEUE_DEPTH = 16
 
     beat: data.View
     put: Signal
@@ -87,21 +87,28 @@ class Ring(wiring.Component):
             m.d.sync += written.eq(written + 1)
         with m.If(self.drop):
             m.d.sync += written.eq(committed)
-        with m.If(self.commit):
+        commit, count = Signal(), Signal.like(self.count, reset_less=True)
+        m.d.sync += [commit.eq(self.commit), count.eq(Mux(self.commit, self.count, 0))]
+        with m.If(commit):
             m.d.sync += committed.eq(written)
 
         # Read ahead as far as the queue has places.
         read = Signal()
         place, some = chase(m, read, committed)
         places = Signal(range(queue.depth + 1), init=queue.depth)
+        room = Signal()  # there will be a place, even if one is taken meanwhile
         popped = Signal()  # a cycle late, so that reading need not wait for the reader
         m.d.comb += [
-            read.eq(some & (places != 0)),
+            read.eq(some & room),
             memory.r_addr.eq(place),
             queue.i.payload.eq(memory.r_data),
             queue.i.valid.eq(delay(m, read, BlockMemory.LATENCY, control=True)),
         ]
-        m.d.sync += [popped.eq(queue.o.valid & queue.o.ready), places.eq(places - read + popped)]
+        m.d.sync += [
+            room.eq(places > 1),
+            popped.eq(queue.o.valid & queue.o.ready),
+            places.eq(places - read + popped),
+        ]
 
         part = Signal(range(beats))
         whole = queue.i.p.last | (part == beats - 1)
@@ -111,6 +118,6 @@ class Ring(wiring.Component):
         m.d.comb += self.free.eq(free)
         m.d.sync += [
             self.freed.eq(queue.i.valid & whole),
-            free.eq(free + self.freed - Mux(self.commit, self.count, 0)),
+            free.eq(free + self.freed - count),
         ]
         return m

@@ -71,19 +71,23 @@ class Uart(wiring.Component):
         left = Signal(range(bit + clock))  # of the present bit, beyond this clock
         bits = Signal(BITS, init=1)  # the present one lowest
         count = Signal(range(BITS + 1))
-        m.d.comb += self.i.ready.eq(count == 0)
+        # The next byte waits here, so that nobody waits for the line's time.
+        waiting = Signal()
+        byte = Signal(8, reset_less=True)
+        m.d.comb += self.i.ready.eq(~waiting)
+        with m.If(~waiting):
+            m.d.sync += [waiting.eq(self.i.valid), byte.eq(self.i.payload)]
         m.d.sync += self.tx.eq(bits[0])
         with m.If(count == 0):
             m.d.sync += left.eq(bit - clock)
-            with m.If(self.i.valid):
-                m.d.sync += [bits.eq(Cat(Const(0, 1), self.i.payload, Const(1, 1))), count.eq(BITS)]
+            with m.If(waiting):
+                m.d.sync += [bits.eq(Cat(Const(0, 1), byte, Const(1, 1))), count.eq(BITS), waiting.eq(0)]
         with m.Elif(left >= clock):
             m.d.sync += left.eq(left - clock)
         with m.Else():
             m.d.sync += [left.eq(left + bit - clock), bits.eq(Cat(bits[1:], Const(1, 1))), count.eq(count - 1)]
-            with m.If((count == 1) & self.i.valid):
-                m.d.comb += self.i.ready.eq(1)
-                m.d.sync += [bits.eq(Cat(Const(0, 1), self.i.payload, Const(1, 1))), count.eq(BITS)]
+            with m.If((count == 1) & waiting):
+                m.d.sync += [bits.eq(Cat(Const(0, 1), byte, Const(1, 1))), count.eq(BITS), waiting.eq(0)]
 
     def _receive(self, m: Module, bit: int, clock: int) -> None:
         line = Signal(init=1)
