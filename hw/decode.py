@@ -106,9 +106,7 @@ class Decode(wiring.Component):
         m.d.comb += self.i_matrix.ready.eq(broken | ~fetched)
         m.d.sync += [
             ahead_valid.eq(fetched & ~load),
-            ahead_groups.eq(
-                Cat(ahead.mask.word_select(group, params.tokens).any() for group in range(params.passes))
-            ),
+            ahead_groups.eq(Cat(ahead.mask.word_select(group, params.tokens).any() for group in range(params.passes))),
             ahead_selected.eq(ahead.mask.any()),
             ahead_bad.eq(
                 (ahead.rows == 0)

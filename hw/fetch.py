@@ -14,7 +14,7 @@ class Fetch(wiring.Component):
 
     Each request goes out together with the command that tells the decoder what will come. At most
     ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes eleven cycles, a
-    request three and more.
+    request two and more.
 
     Members
     -------

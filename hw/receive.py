@@ -232,7 +232,7 @@ class Receive(wiring.Component):
         # Errors go through a register, and so do places, for they are many.
         m.d.sync += self.error.eq(
             Mux(delay(m, misfit, 1, control=True), Error.CONFIG, 0)
-            | Mux(delay(m, wrong, 1, control=True) & ~self.halted, Error.MESSAGE, 0)
+            | Mux(delay(m, wrong & ~self.halted, 1, control=True), Error.MESSAGE, 0)
         )
         part_came, part = delay(m, configuring & self.i.valid, 1, control=True), delay(m, beat.data.as_value(), 1)
         with m.If(part_came):

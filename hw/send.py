@@ -30,7 +30,7 @@ class Send(wiring.Component):
     -------
     o : stream of :func:`hw.layouts.link_beat`
     fatal : In, error bits; halted : In, there are some: there will be no result
-    layer_done : In, high until ``done``; layer_error : In, error bits of its sums
+    layer_done : In, high until ``done``; layer_error : In, error bits of its sums, from the cycle before that on
     done : Out, high for a cycle
     batch, width : In, how many outputs
     y_token, y_row : Out; y : In, ``Combine.LATENCY`` cycles later

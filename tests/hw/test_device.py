@@ -10,7 +10,7 @@ CYCLES = {"idle_cycles": 100, "resend_cycles": 100}
 
 def test_ports():
     uart = UartDevice(Params(), clock_hz=100_000_000, baud=3_000_000)
-    assert set(uart.signature.members) == {"rx", "tx"}
+    assert set(uart.signature.members) == {"rx", "tx", "restart"}
     assert (uart.engine.idle_cycles, uart.engine.resend_cycles) == (1_000_000, 10_000_000)
     axis = AxisDevice(Params(memory_bits=30), **CYCLES)
     names = set(axis.signature.members)

@@ -89,6 +89,8 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
     settings = ctx.get(dut.batch), ctx.get(Value.cast(dut.config))
     quiet = 0
     cycle = 0
+    before = 0  # the message that was now in the cycle before: errors and places come that much later
+    ended = -1  # the message whose configuration is to be looked at
     while quiet < 20:
         quiet += not left
         offered = bool(left) and (offered or rng.random() < p_in)
@@ -103,9 +105,15 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
         for name, port in ports.items():
             ctx.set(port.ready, rng.random() < p_out and not (name == "route" and work))
         here = events[now]
+        if ended >= 0:
+            check_config(ctx, dut, cases, ended)
+            ended = -1
         work -= work > 0
         kept, settings = settings, (ctx.get(dut.batch), ctx.get(Value.cast(dut.config)))
-        changes = case.beats[0][0][0] in (Message.CONFIG, Message.ROUTES) and not (case.running or case.halted)
+        changes = any(
+            one.beats[0][0][0] in (Message.CONFIG, Message.ROUTES) and not (one.running or one.halted)
+            for one in (case, cases[max(before, 0)])
+        )
         assert changes or settings == kept, "a message changed the settings that is not to"
         for name, port in ports.items():
             if not ctx.get(port.valid):
@@ -139,10 +147,11 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
         pulses = ("reset", "read_counters", *(["forget"] if dut.params.memory_bits else []))
         here += [(name,) for name in pulses if ctx.get(getattr(dut, name))]
         if ctx.get(dut.error):
-            here.append(("error", ctx.get(dut.error)))
+            events[before].append(("error", ctx.get(dut.error)))
+        before = now
         if offered and ctx.get(dut.i.ready):
             if number != now:
-                check_config(ctx, dut, cases, now)
+                ended = now
                 now = number
                 routes_to_come = sum(event[0] == "route" for event in cases[number].want)
             taken[number].append(cycle)
@@ -285,7 +294,7 @@ def test_receive(link_bytes, p_in, p_out):
 
 @pytest.mark.parametrize("link_bytes", LINK_BYTES)
 def test_receive_cycles(link_bytes):
-    """A header costs three cycles beside its beats, a payload's beats one each; only words wait for their gathering."""
+    """A header costs four cycles beside its beats, a payload's beats one each, and a gathered word one more."""
     rng = np.random.default_rng(0)
     kinds = Kinds(link_bytes)
     cases = [
@@ -303,9 +312,10 @@ def test_receive_cycles(link_bytes):
         begin, follows = cycles[0], taken[number + 1][0]
         payload = len(cycles) - header
         assert cycles[:header] == list(range(begin, begin + header))
-        assert cycles[header:] == list(range(begin + header + 3, begin + header + 3 + payload))
-        gathering = number == 4 and link_bytes < 16
-        assert follows == begin + header + 3 + payload + gathering
+        gathered = number == 4
+        after = begin + header + 4
+        assert cycles[header:] == [after + n + gathered * (n // header) for n in range(payload)]
+        assert follows == after + payload + gathered * (payload // header)
 
 
 def bad_messages(kinds: Kinds, rng) -> list[Case]:

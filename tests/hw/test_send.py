@@ -52,7 +52,7 @@ async def converse(ctx, dut: Send, steps: list[Step], y, counters, rng, p_out: f
     waited = None
     quiet = cycle = 0
     left = deque(steps)
-    layer = 0
+    layer = settled = 0
     read_counters = 0
     while left or quiet < QUIET:
         read_counters = 0
@@ -62,9 +62,11 @@ async def converse(ctx, dut: Send, steps: list[Step], y, counters, rng, p_out: f
                 ctx.set(getattr(dut, name), getattr(step, name))
             if step.fatal:
                 ctx.set(dut.fatal, step.fatal)
+                ctx.set(dut.halted, 1)
             layer, read_counters = step.layer_done, step.read_counters
             quiet = 0
-        ctx.set(dut.layer_done, layer)
+        ctx.set(dut.layer_done, layer and settled)
+        settled = layer
         ctx.set(dut.read_counters, read_counters)
         ctx.set(dut.y, y[memory[0]] if memory[0] in y else int(rng.integers(1 << 62)))
         ctx.set(dut.value, dict(enumerate(counters)).get(number[0], 0))
@@ -173,6 +175,7 @@ def test_send_says_nothing_of_a_layer_after_a_fatal_error():
     async def process(ctx):
         ctx.set(dut.o.ready, 1)
         ctx.set(dut.fatal, 4)
+        ctx.set(dut.halted, 1)
         ctx.set(dut.layer_done, 1)
         for _ in range(500):
             if ctx.get(dut.o.valid):
@@ -219,13 +222,14 @@ def test_send_starts_again_after_a_reset(link_bytes):
 
 @pytest.mark.parametrize("link_bytes", LINK_BYTES)
 def test_send_cycles(link_bytes):
-    """Within an output a beat every cycle, and a cycle of rest after each word."""
+    """Within an output a beat every cycle, and rest after each word: one cycle, or two where words are beats."""
     params = Params(link_bytes=link_bytes, **WIDTHS)
     y = random_outputs(np.random.default_rng(0), 1, 256)
     cycles = run(params, [Step([hello(params)]), Step([*outputs(y, 1, 256), header(Message.DONE)], layer_done=1)], y)
     beats = 16 // link_bytes
     payload = cycles[2 * beats : -beats]
-    want = [2 if (n + 1) % beats == 0 else 1 for n in range(len(payload) - beats - 1)]
+    rest = 3 if beats == 1 else 2
+    want = [rest if (n + 1) % beats == 0 else 1 for n in range(len(payload) - beats - 1)]
     assert np.diff(payload[beats:]).tolist() == want
 
 

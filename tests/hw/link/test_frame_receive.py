@@ -8,6 +8,7 @@ import pytest
 from hw.formats import frames
 from hw.formats.frames import SEQUENCES, Flag, Header, Type
 from hw.link.frame_receive import FrameReceive
+from hw.link.ring import Ring
 from tests.hw.streams import STALLS
 
 from .bench import Process, Taken, beats_of, give, message_frame, simulate
@@ -287,11 +288,13 @@ def test_a_damaged_wanted_frame_asks_each_time(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_full_buffer_refuses(width):
     rng = np.random.default_rng(0)
-    messages = [rng.bytes(16 * FRAME_WORDS - 3) for _ in range(3)]
+    room = BUFFER_WORDS + Ring.QUEUE_DEPTH * width // 16  # some leave for the queue behind the memory
+    fit = room // FRAME_WORDS
+    messages = [rng.bytes(16 * FRAME_WORDS - 3) for _ in range(fit + 1)]
     dut = frame_receive(width)
     heard = hear(dut, [message_frame(n, message) for n, message in enumerate(messages)], p_out=0)
-    assert (heard.wanted, heard.refused, heard.count("nak")) == (2, 1, 0)
-    assert heard.credit == 8 * width // 16  # what has left for the queue behind the memory
+    assert (heard.wanted, heard.refused, heard.count("nak")) == (fit, 1, 0)
+    assert heard.credit == room - fit * FRAME_WORDS
 
 
 @pytest.mark.parametrize("buffer_words", [FRAME_WORDS, BUFFER_WORDS])

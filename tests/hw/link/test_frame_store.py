@@ -41,6 +41,7 @@ def test_numbers_wrap(seed):
                 ctx.set(dut.take, 0)
                 await ctx.tick()
                 assert bytes(ctx.get(dut.r_data).to_bytes(16, "little")) == messages[upcoming]
+                await ctx.tick().repeat(FrameStore.SETTLE)
                 upcoming += 1
                 fresh = max(fresh, upcoming)
             elif choice == 2:
@@ -58,6 +59,7 @@ def test_numbers_wrap(seed):
                 ctx.set(dut.back, 1)
                 await ctx.tick()
                 ctx.set(dut.back, 0)
+                await ctx.tick().repeat(FrameStore.SETTLE)
                 upcoming = acknowledged
             else:
                 await ctx.tick()
