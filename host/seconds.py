@@ -543,9 +543,7 @@ def _row(
         "compute": _figure(
             one.compute, "s a layer", "derived: cycles / clock" if one.compute else "unknown: the clock is unknown"
         ),
-        "vectors": _figure(
-            one.vectors, "s a layer", "derived: bytes of vectors, routes and outputs / link's bandwidth"
-        ),
+        "vectors": _figure(one.vectors, "s a layer", "derived: bytes of vectors, routes, outputs / link's bandwidth"),
         "round_trips": _figure(one.trips, "s a layer", link.latency_provenance),
         "seconds": _figure(seconds, "s a layer", why),
         "at_least": _figure(one.at_least, "s a layer", "derived: what is known of seconds"),
@@ -582,7 +580,7 @@ def table(report: Mapping[str, Any]) -> str:
         f"{'board':<15}{'clock':>9}  {'home':<14}{'batch':>5}{'experts':>9}{'MB/layer':>10}{'s/layer':>18}"
         f"{'tokens/s':>15}  {'binds':<12}{'x bound':>7}" + (f"{'J/token':>10}" if watts is not None else ""),
     ]
-    sources: dict[str, None] = {}
+    sources: dict[tuple[str, str], dict[str, None]] = {}
     for row in report["rows"]:
         value = {key: figure["value"] for key, figure in row.items() if isinstance(figure, Mapping)}
         clock = "unknown" if value["clock"] is None else f"{value['clock'] / 1e6:.1f} MHz"
@@ -603,17 +601,21 @@ def table(report: Mapping[str, Any]) -> str:
             joules = value["joules_per_token"]
             line += f"{'unknown' if joules is None else format(joules, '.4g'):>10}"
         lines.append(line)
-        for key, label in (("clock", f"clock {row['board']}"), ("bandwidth", f"{row['home']} bandwidth")):
-            text = row[key]["provenance"].split(", capped at")[0]
-            shown = f"{value[key] / 1e6:,.4g} MB/s, {text}" if key == "bandwidth" else text
-            sources[f"{label}: {shown}"] = None
-        sources[f"{row['home']} round trips, in s/layer: {row['round_trips']['provenance']}"] = None
-        sources[f"{row['home']} payload share: {value['payload_share']:.2%}, {row['payload_share']['provenance']}"] = (
-            None
-        )
-        sources[f"experts, batch {value['batch']}: {row['experts']['provenance']}"] = None
-        if "storage" in row:
-            sources[f"storage: {value['storage'] / 1e6:,.0f} MB/s, {row['storage']['provenance']}"] = None
+        rate, share = value["bandwidth"] / 1e6, value["payload_share"]
+        for kind, label, key, shown in (
+            ("clock", row["board"], "clock", ""),
+            ("bandwidth", row["home"], "bandwidth", f"{rate:,.4g} MB/s, "),
+            ("payload share", row["home"], "payload_share", f"{share:.2%}, "),
+            ("round trips", row["home"], "round_trips", ""),
+            ("experts, batch", str(value["batch"]), "experts", ""),
+            *(
+                [("storage", row["home"], "storage", f"{value['storage'] / 1e6:,.0f} MB/s, ")]
+                if "storage" in row
+                else []
+            ),
+        ):
+            text = shown + row[key]["provenance"].split(", capped at")[0]
+            sources.setdefault((kind, text), {})[label] = None
     lines += ["", "By hand, bytes of a token alone over each bandwidth, without and with framing:"]
     homes = {row["home"]: row for row in report["rows"]}
     for name, row in homes.items():
@@ -623,7 +625,8 @@ def table(report: Mapping[str, Any]) -> str:
             f"at {share:.2%} payload {size / rate / share:.4g} s"
         )
     lines += ["", "Where it comes from:"]
-    lines += _folded([*sources, f"cycles: {report['rows'][0]['cycles']['provenance']}" if report["rows"] else ""])
+    lines += _folded([f"{kind} {', '.join(labels)}: {text}" for (kind, text), labels in sources.items()])
+    lines += _folded([f"cycles: {report['rows'][0]['cycles']['provenance']}" if report["rows"] else ""])
     lines += _folded(["s/layer: derived: max(transfer, compute) + vectors + round trips; tokens/s counts all B tokens"])
     lines += _folded([f"power: {report['power']['provenance']}"])
     if any(not row["board_has_it"] for row in report["rows"]):

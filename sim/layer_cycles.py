@@ -38,9 +38,10 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     print("\nlanes  tokens  mode      experts  passes     blocks      cycles  cycles a block and pass")
     for row in figures["rows"]:
+        each = row["cycles"] / (row["passes"] * figures["expert_blocks"])
         print(
             f"{row['lanes']:>5}{row['tokens']:>8}  {row['mode']:<8}{row['experts']:>9}{row['passes']:>8}"
-            f"{row['blocks']:>11,}{row['cycles']:>12,}{row['cycles'] / (row['passes'] * figures['expert_blocks']):>12.3f}"
+            f"{row['blocks']:>11,}{row['cycles']:>12,}{each:>12.3f}"
         )
     written = record.write("layer_cycles", "make layer-cycles RECORD=1", figures, record=args.record)
     print(f"\nwritten to {written}")
