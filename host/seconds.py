@@ -222,8 +222,9 @@ class Routing:
             return self.unions.means[batch]
         return independent(self.shape.experts, self.shape.used, batch)
 
-    def provenance(self, batch: int) -> str:
-        if self.unions and batch in self.unions.means:
+    def provenance(self, *batches: int) -> str:
+        """Of the unions of these batches, those of no token aside: derived where one of them is."""
+        if self.unions and all(batch in self.unions.means for batch in batches if batch):
             return self.unions.provenance
         return "derived: E (1 - (1 - k/E)^B), experts chosen uniformly and independently; no routes of this batch"
 
@@ -531,7 +532,9 @@ def _row(
             "1",
             "assumed: bursts are in the bandwidth" if share is None else f"counted: {home.share} in RTL, link.json",
         ),
-        "experts": _figure(one.union, "experts a layer", routing.provenance(size)),
+        "experts": _figure(
+            one.union, "experts a layer", routing.provenance(size, one.batch % board.max_batch if one.runs > 1 else 0)
+        ),
         "bytes": _figure(one.bytes, "B a layer", f"derived: {'union of' if mode == 'selected' else 'all'} experts"),
         "cycles": _figure(
             one.cycles,
@@ -573,9 +576,12 @@ def _row(
 def table(report: Mapping[str, Any]) -> str:
     """The rows under one another, then where their figures come from; 120 columns."""
     shape, watts = report["shape"], report["power"]["value"]
-    lines = [
+    title = (
         f"{report['model']}: {shape['layers']} layers, {shape['experts_used']} of {shape['experts']} experts, "
-        f"{report['token_bytes']['value']:,} B a token; {report['mode']} mode",
+        f"{report['token_bytes']['value']:,} B a token; {report['mode']} mode"
+    )
+    lines = [
+        title,
         "",
         f"{'board':<15}{'clock':>9}  {'home':<14}{'batch':>5}{'experts':>9}{'MB/layer':>10}{'s/layer':>18}"
         f"{'tokens/s':>15}  {'binds':<12}{'x bound':>7}" + (f"{'J/token':>10}" if watts is not None else ""),
@@ -614,6 +620,8 @@ def table(report: Mapping[str, Any]) -> str:
                 else []
             ),
         ):
+            if key not in row:
+                continue
             text = shown + row[key]["provenance"].split(", capped at")[0]
             sources.setdefault((kind, text), {})[label] = None
     lines += ["", "By hand, bytes of a token alone over each bandwidth, without and with framing:"]
