@@ -576,6 +576,7 @@ def _row(
 def table(report: Mapping[str, Any]) -> str:
     """The rows under one another, then where their figures come from; 120 columns."""
     shape, watts = report["shape"], report["power"]["value"]
+    joules_shown = watts is not None  # in place of the bytes: 120 columns hold no more
     title = (
         f"{report['model']}: {shape['layers']} layers, {shape['experts_used']} of {shape['experts']} experts, "
         f"{report['token_bytes']['value']:,} B a token; {report['mode']} mode"
@@ -583,7 +584,9 @@ def table(report: Mapping[str, Any]) -> str:
     lines = [
         title,
         "",
-        f"{'board':<15}{'clock':>9}  {'home':<14}{'batch':>5}{'experts':>9}{'MB/layer':>10}{'s/layer':>18}"
+        f"{'board':<15}{'clock':>9}  {'home':<14}{'batch':>5}{'experts':>9}"
+        + ("" if joules_shown else f"{'MB/layer':>10}")
+        + f"{'s/layer':>18}"
         f"{'tokens/s':>15}  {'binds':<12}{'x bound':>7}" + (f"{'J/token':>10}" if watts is not None else ""),
     ]
     sources: dict[tuple[str, str], dict[str, None]] = {}
@@ -598,9 +601,10 @@ def table(report: Mapping[str, Any]) -> str:
         over = "unknown" if value["over_bound"] is None else f"{value['over_bound']:.3f}"
         mark = "" if row["board_has_it"] else "*"
         known = "~" if row["experts"]["provenance"].startswith("derived") else ""
+        megabytes = "" if joules_shown else f"{value['bytes'] / 1e6:>10.2f}"
         line = (
             f"{row['board']:<15}{clock:>9}  {row['home'] + mark:<14}{value['batch']:>5}"
-            f"{known + format(value['experts'], '.2f'):>9}{value['bytes'] / 1e6:>10.2f}{seconds:>18}{speed:>15}  "
+            f"{known + format(value['experts'], '.2f'):>9}{megabytes}{seconds:>18}{speed:>15}  "
             f"{row['binds'] or 'unknown':<12}{over:>7}"
         )
         if watts is not None:

@@ -20,6 +20,12 @@ def estimate(home="uart", *, board=BOARD, model="granite-1b", batch=1, mode="sel
     return seconds.layer(Routing(shape, granite), board, place, link, COUNTS, batch, mode, storage)
 
 
+def taken(*args, **options) -> float:
+    value = estimate(*args, **options).seconds
+    assert value is not None
+    return value
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Results of a board with a clock and of one without, which has PCIe and 1 GiB."""
@@ -60,6 +66,7 @@ def test_a_token_by_hand(home, by_hand):
 def test_a_layer_by_hand():
     one = estimate("pcie-gen2x4")
     assert one.cycles == 16 * 8 * 6144 + 5000
+    assert one.compute is not None
     assert one.compute == one.cycles / 100e6
     # CONFIG, LOAD_X 4 x 528, ROUTES 16 + 64, OUTPUT 16 + 8192, DONE
     assert one.vectors * 1600e6 == 64 + 2112 + 80 + 8208 + 16
@@ -102,16 +109,16 @@ def test_independent(batch, union):
 @pytest.mark.parametrize("mode", ["selected", "tape"])
 @pytest.mark.parametrize("home", ["uart", "ddr3-800x16"])
 def test_larger_batches_take_longer_but_give_no_fewer_tokens(home, mode):
-    steps = [estimate(home, model="qwen3-30b", batch=batch, mode=mode).seconds for batch in (1, 2, 4, 8, 16)]
+    steps = [taken(home, model="qwen3-30b", batch=batch, mode=mode) for batch in (1, 2, 4, 8, 16)]
     assert steps == sorted(steps)
     rates = [batch / step for batch, step in zip((1, 2, 4, 8, 16), steps, strict=True)]
     assert home != "uart" or rates == sorted(rates)
 
 
 def test_tape_takes_no_less_and_faster_links_no_more():
-    assert estimate(mode="tape").seconds > estimate().seconds
-    assert estimate("pcie-gen2x1").seconds > estimate("pcie-gen2x4").seconds
-    assert estimate("uart").seconds > estimate("gbe").seconds
+    assert taken(mode="tape") > taken()
+    assert taken("pcie-gen2x1") > taken("pcie-gen2x4")
+    assert taken("uart") > taken("gbe")
     assert estimate("pcie-gen2x4", storage=1e6).binds == "storage"
 
 
@@ -126,6 +133,8 @@ def test_default_output_and_provenance(capsys):
     out = capsys.readouterr().out
     assert "247,726,080 B / 0.3 MB/s = 825.8 s a token" in out
     assert max(map(len, out.splitlines())) <= 120
+    assert main(["seconds", "--watts", "3"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
     assert main(["seconds", "--home", "all", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     figures = 0
