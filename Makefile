@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep replay cosim faults link-rate test test-train lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate test test-train lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ sim-token: $(VENV)/.sim ## one token through 24 Granite-size layers in the Veril
 
 sweep: $(VENV)/.plot ## what slow links and late stores cost, and what asking ahead saves: a table and a plot (minutes)
 	@$(PY) -m sim.sweep $(if $(RECORD),--record)
+
+layer-cycles: $(VENV)/.sim ## cycles of a Granite-size layer by batch and token lanes, in the Verilated hardware (minutes)
+	@$(PY) -m sim.layer_cycles $(if $(RECORD),--record)
 
 replay: $(VENV)/.sim ## replay a real model's routes (ROUTES=FILE.csv) and count the experts that batches fetch
 	@$(PY) -m sim.replay $(or $(ROUTES),$(error give ROUTES=FILE.csv, a route_trace v1 file)) $(if $(RECORD),--record)

@@ -1,0 +1,152 @@
+"""How many experts a batch makes a layer fetch: real routes, and the formula for independent ones.
+
+``python -m host.routing TRACE.csv ... [--record]`` counts the unions of real decode routes (``route_trace v1``, as the
+public project Helldez/BigMoeOnEdge writes them): for every layer, its decoded tokens in batches of consecutive ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDED = ROOT / "sim" / "results" / "routing.json"
+BATCHES = (1, 2, 4, 8, 16, 32)
+FIRST_LINE = "# route_trace v1"
+SOURCE = "Helldez/BigMoeOnEdge (Apache-2.0), commit 2d4f2b11db12"
+
+
+class RoutingError(Exception):
+    """A file of routes or unions cannot be used; the text names it."""
+
+
+@dataclass(frozen=True)
+class Unions:
+    """Mean number of different experts that a layer's batch wants, by batch size, of a model's real routes."""
+
+    name: str
+    experts: int
+    used: int
+    means: Mapping[int, float]
+    provenance: str
+
+
+GRANITE = Unions(
+    "granite-1b",
+    32,
+    8,
+    {1: 8.0, 2: 13.51, 3: 16.79, 4: 18.31, 5: 20.70, 6: 21.00},
+    "measured by sw-ml-study/emufpga: mean over layers, 23 prompt tokens of 5 prompts",
+)
+
+
+def independent(experts: int, used: int, batch: int) -> float:
+    """E (1 - (1 - k / E)^B): the mean union if every token chose its k of E experts uniformly, by itself."""
+    return experts * (1 - (1 - used / experts) ** batch)
+
+
+def load(path: Path) -> Unions:
+    """Unions of a ``route_trace v1`` file, or of what ``make replay`` wrote; :class:`RoutingError` for any other."""
+    try:
+        with path.open(newline="") as file:
+            if file.readline().strip() == FIRST_LINE:
+                return _means(count(path), str(path))
+        return _replayed(json.loads(path.read_text()), str(path))
+    except OSError as error:
+        raise RoutingError(f"{path}: cannot read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RoutingError(
+            f"{path}: neither a route_trace v1 file nor unions of `make replay` ({type(error).__name__}: {error})"
+        ) from error
+
+
+def recorded(path: Path = RECORDED) -> dict[str, Unions]:
+    """Unions of the traces counted and committed, by the name of the model in the trace."""
+    report = json.loads(path.read_text())
+    return {trace["model"]: _means(trace, trace["source"]) for trace in report["traces"]}
+
+
+def count(path: Path) -> dict[str, Any]:
+    """Count a trace's unions over all layers; ``ValueError`` or ``KeyError`` for a file of another form."""
+    layers: dict[int, dict[tuple[int, int], set[int]]] = {}
+    with path.open(newline="") as file:
+        if file.readline().strip() != FIRST_LINE:
+            raise ValueError(f"line 1 is not {FIRST_LINE!r}")
+        facts = dict(word.split("=", 1) for word in file.readline().split() if "=" in word)
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            if row["phase"] == "1":  # decoding; 0 is the prompt, whose last layer runs for one token only
+                place = (int(row["turn"]), int(row["step"]))
+                layers.setdefault(int(row["layer"]), {}).setdefault(place, set()).add(int(row["expert"]))
+    if not layers:
+        raise ValueError("no decoded tokens")
+    rows = []
+    for batch in BATCHES:
+        sizes = [
+            len(set().union(*tokens[start : start + batch]))
+            for tokens in (list(layer.values()) for layer in layers.values())
+            for start in range(0, len(tokens) - batch + 1, batch)
+        ]
+        if sizes:
+            row = {"batch": batch, "batches": len(sizes), "mean": fmean(sizes), "min": min(sizes), "max": max(sizes)}
+            rows.append(row)
+    return {
+        "model": facts["model"].removesuffix(".gguf"),
+        "experts": int(facts["n_expert"]),
+        "experts_used": int(facts["n_expert_used"]),
+        "layers": len(layers),
+        "source": f"{path.name} of {SOURCE}",
+        "rows": rows,
+    }
+
+
+def _means(trace: Mapping[str, Any], source: str) -> Unions:
+    means = {int(row["batch"]): float(row["mean"]) for row in trace["rows"]}
+    text = f"counted: mean over {trace['layers']} layers of consecutive decoded tokens, {source}"
+    return Unions(trace["model"], trace["experts"], trace["experts_used"], means, text)
+
+
+def _replayed(report: Mapping[str, Any], path: str) -> Unions:
+    means = {int(row["batch"]): float(row["union_engine"]) for row in report["rows"]}
+    text = f"counted by the engine: layer {report['layer']}, first tokens, {report['source']} ({path})"
+    if 1 not in means:
+        raise ValueError("no batch of 1, which tells how many experts a token has")
+    return Unions(report["model"], int(report["experts"]), round(means[1]), means, text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m host.routing", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.csv")
+    parser.add_argument("--record", action="store_true", help="write sim/results/routing.json")
+    args = parser.parse_args(argv)
+    traces = []
+    for path in args.traces:
+        try:
+            traces.append(count(path))
+        except (OSError, KeyError, ValueError) as error:
+            print(f"host.routing: error: {path}: {error}", file=sys.stderr)
+            return 1
+    report = {
+        "command": f"python -m host.routing {' '.join(path.name for path in args.traces)} --record",
+        "traces": traces,
+        "provenance": "counted: different experts among the routes of a layer's batch of consecutive decoded tokens",
+    }
+    if args.record:
+        RECORDED.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"written to {RECORDED}")
+    for trace in traces:
+        print(f"{trace['model']}: {trace['experts']} experts, {trace['experts_used']} a token")
+        for row in trace["rows"]:
+            formula = independent(trace["experts"], trace["experts_used"], row["batch"])
+            print(f"{row['batch']:>5}{row['mean']:>8.2f} ({row['min']}-{row['max']})   if independent {formula:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
