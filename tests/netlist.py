@@ -242,4 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (RuntimeError, subprocess.TimeoutExpired) as problem:
+        sys.exit(f"error: {problem}")
