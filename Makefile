@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate test test-train lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate netlist test test-train lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ faults: $(VENV)/.test ## damage both links and the storage in 2,000 ways; no wro
 
 link-rate: $(VENV)/.sim ## what the link costs, counted in RTL, and what the driver costs the simulation (minutes)
 	@$(PY) -m sim.link_rate $(if $(RECORD),--record)
+
+netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
+	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)
 
 test: $(VENV)/.test ## run all tests
 	@$(PY) -m pytest -n auto

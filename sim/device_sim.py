@@ -37,6 +37,8 @@ class SimTransport:
         Chances, in every cycle in which the link could carry something, that it does.
     design_id
         For ``HELLO``.
+    library
+        A device that was compiled elsewhere, with the same settings, instead of one that is built here.
     say
         Told each step of a build.
     """
@@ -52,6 +54,7 @@ class SimTransport:
         p_out: float = 1.0,
         seed: int = 1,
         design_id: int = 0,
+        library: Path | None = None,
         say: Say = lambda text: None,
     ) -> None:
         self.name = "sim" if bit_clocks is None else "sim:uart"
@@ -67,7 +70,7 @@ class SimTransport:
 
         if bit_clocks is not None and CLOCK_HZ % bit_clocks:
             raise ValueError(f"bit_clocks must divide {CLOCK_HZ}, not {bit_clocks}")
-        library = shared_library.build(
+        library = library or shared_library.build(
             "device",
             make,
             SHIM,

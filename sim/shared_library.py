@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,41 @@ def build(
     work = CACHE / f"{folder.name}.{os.getpid()}"
     work.mkdir(parents=True, exist_ok=True)
     with tools():
-        write_verilog(make(), name, work, say=say)
-        say(f"compiling with Verilator, about a minute (log: {work / 'build.log'})")
-        command = ["verilator", "--cc", "--exe", "--build", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
-        command += ["-Wno-fatal", "--prefix", f"V{name}", "--Mdir", "obj", "-j", "2", "-o", f"../{library.name}"]
-        flags = " ".join(f"-D{define}={value}" for define, value in defines.items())
-        command += ["-CFLAGS", f"-fPIC -O2 {flags}", "-LDFLAGS", "-shared"]
-        with (work / "build.log").open("w") as log:
-            result = subprocess.run([*command, f"{name}.v", shim], cwd=work, stdout=log, stderr=subprocess.STDOUT)
-    if result.returncode or not (work / library.name).exists():
-        raise RuntimeError(f"Verilator could not build {name}: see {work / 'build.log'}")
+        source = write_verilog(make(), name, work, say=say)
+    compile_sources(name, [source], shim, work, defines=defines, say=say)
     shutil.rmtree(work / "obj")
     try:
         work.rename(folder)
     except OSError:  # another process was faster
         shutil.rmtree(work)
+    return library
+
+
+def compile_sources(
+    name: str,
+    sources: Sequence[Path],
+    shim: Path,
+    work: Path,
+    *,
+    defines: Mapping[str, int],
+    options: Sequence[str] = (),
+    optimise: str = "-O2",
+    say: Say = lambda text: None,
+) -> Path:
+    """Compile module ``name`` of Verilog ``sources`` and ``shim`` in ``work``; returns the library.
+
+    ``options`` go to Verilator, ``optimise`` to the C++ compiler. RuntimeError, naming the log, if Verilator fails.
+    """
+    from sim.verilator import tools
+
+    say(f"compiling with Verilator, about a minute (log: {work / 'build.log'})")
+    library = work / f"lib{name}.so"
+    command = ["verilator", "--cc", "--exe", "--build", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
+    command += ["-Wno-fatal", "--prefix", f"V{name}", "--Mdir", "obj", "-j", "2", "-o", f"../{library.name}"]
+    flags = " ".join(f"-D{define}={value}" for define, value in defines.items())
+    command += ["-CFLAGS", f"-fPIC {optimise} {flags}", "-LDFLAGS", "-shared", *options]
+    with tools(), (work / "build.log").open("w") as log:
+        result = subprocess.run([*command, *sources, shim], cwd=work, stdout=log, stderr=subprocess.STDOUT)
+    if result.returncode or not library.exists():
+        raise RuntimeError(f"Verilator could not build {name}: see {work / 'build.log'}")
     return library
