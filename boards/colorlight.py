@@ -1,5 +1,7 @@
 """Colorlight i9 v7.2 on Muse Lab's extension board; amaranth-boards lacks it."""
 
+from typing import ClassVar
+
 from amaranth.build import Attrs, Clock, Pins, Resource
 from amaranth.vendor import LatticePlatform
 from amaranth_boards.resources import UARTResource
@@ -18,8 +20,8 @@ class ColorlightI9(LatticePlatform):
     package = "BG381"
     speed = "6"
     default_clk = "clk25"
-    resources = [  # noqa: RUF012: the base class declares it so
+    resources: ClassVar = [
         Resource("clk25", 0, Pins("P3", dir="i"), Clock(25e6), Attrs(IO_TYPE="LVCMOS33")),
         UARTResource(0, rx="H18", tx="J17", attrs=Attrs(IO_TYPE="LVCMOS33", PULLMODE="UP")),
     ]
-    connectors = []  # noqa: RUF012
+    connectors: ClassVar = []

@@ -1,5 +1,7 @@
 """OrangeCrab r0.2 with the 85F part."""
 
+from typing import ClassVar
+
 from amaranth.build import Attrs
 from amaranth_boards import orangecrab_r0_2
 from amaranth_boards.resources import UARTResource
@@ -14,7 +16,7 @@ class OrangeCrab85F(orangecrab_r0_2.OrangeCrabR0_2_85FPlatform):
     These are the Feather header's RX and TX. The pull-up keeps the line idle where no adapter is plugged in.
     """
 
-    resources = [  # noqa: RUF012: the base class declares it so
+    resources: ClassVar = [
         *orangecrab_r0_2.OrangeCrabR0_2_85FPlatform.resources,
         UARTResource(0, rx="0", tx="1", conn=("io", 0), attrs=Attrs(IO_TYPE="LVCMOS33", PULLMODE="UP")),
     ]
