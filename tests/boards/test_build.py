@@ -119,10 +119,18 @@ class FakeTools:
         return 0
 
 
+@pytest.fixture
+def no_netlist(monkeypatch):
+    """Leaves out the seconds that elaboration takes, for tests of what comes after."""
+    monkeypatch.setattr(
+        build, "prepare", lambda board, platform, device, pll, out: out.mkdir(parents=True, exist_ok=True)
+    )
+
+
 @pytest.mark.parametrize(
     ("fmax", "status"), [({1: 160.0, 2: 155.0}, 0), ({1: 160.0, 2: 149.0}, 1), ({1: 140.0, 2: 141.0}, 1)]
 )
-def test_exit_status(fmax, status, tmp_path, monkeypatch, capsys):
+def test_exit_status(fmax, status, tmp_path, no_netlist, monkeypatch, capsys):
     """Zero or one by the worst seed; the report is written in any case; the best seed becomes the bitstream."""
     tools = FakeTools(fmax)
     monkeypatch.setattr(build, "run_tool", tools)
@@ -138,7 +146,7 @@ def test_exit_status(fmax, status, tmp_path, monkeypatch, capsys):
     assert f"top_{max(fmax, key=lambda seed: fmax[seed])}.config" in tools.calls[-1][1]
 
 
-def test_record_goes_to_the_results(tmp_path, monkeypatch):
+def test_record_goes_to_the_results(tmp_path, no_netlist, monkeypatch):
     monkeypatch.setattr(build, "run_tool", FakeTools({1: 160.0}))
     monkeypatch.setattr(build, "RESULTS", tmp_path / "results")
     out = tmp_path / "out"
@@ -146,7 +154,7 @@ def test_record_goes_to_the_results(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "results" / "ulx3s_85f.json").read_text())["board"] == "ulx3s_85f"
 
 
-def test_other_token_lanes_have_a_result_of_their_own(tmp_path, monkeypatch):
+def test_other_token_lanes_have_a_result_of_their_own(tmp_path, no_netlist, monkeypatch):
     monkeypatch.setattr(build, "run_tool", FakeTools({1: 160.0}))
     monkeypatch.setattr(build, "RESULTS", tmp_path)
     options = ["--board", "ulx3s_45f", "--seeds", "1", "--out", str(tmp_path / "out"), "--record"]
@@ -161,7 +169,7 @@ def test_token_lanes_that_do_not_fit_are_refused(tmp_path, capsys):
     assert "error: ulx3s_25f cannot be built with 4 token lanes, only with 1" in capsys.readouterr().err
 
 
-def test_a_failing_tool_is_named(tmp_path, monkeypatch, capsys):
+def test_a_failing_tool_is_named(tmp_path, no_netlist, monkeypatch, capsys):
     monkeypatch.setattr(build, "run_tool", FakeTools({1: 160.0}))
     assert build.main(["--board", "ulx3s_25f", "--seeds", "1,7", "--out", str(tmp_path)]) == 2
     assert "error: nextpnr failed with seed 7, see" in capsys.readouterr().err

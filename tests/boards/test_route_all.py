@@ -27,7 +27,7 @@ def test_all_are_wanted():
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_routes_what_is_missing_and_resumes(jobs, results, capsys):
-    """Stopped after some: those are passed over, all else is routed once; a result of other sources or seeds is not one."""
+    """Those routed already are passed over, all else is routed once; a result of other sources or seeds is none."""
     wanted = route_all.wanted()
     record(results, *wanted[0])
     record(results, *wanted[1], design_id="00000000")
