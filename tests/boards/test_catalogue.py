@@ -18,7 +18,7 @@ CELLS = ("MULT18X18D", "DP16KD")
 def cells(fragment: Fragment) -> Counter:
     """Instances of each type below an elaborated fragment."""
     counts = Counter([getattr(fragment, "type", None)])
-    for inner, *_ in fragment.subfragments:
+    for inner, *_ in fragment.subfragments:  # type: ignore[attr-defined]
         counts += cells(inner)
     return counts
 
