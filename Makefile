@@ -78,8 +78,8 @@ lint: $(VENV)/.test ## ruff and pyright
 
 check: lint test ## lint and test
 
-synth: $(VENV)/.synth ## route the engine for BOARD and write its bitstream (RECORD=1: also boards/results/)
-	@$(PY) -m boards.build --board $(BOARD) --seeds $(SEEDS) --out $(BUILD)/synth/$(BOARD) $(if $(RECORD),--record)
+synth: $(VENV)/.synth ## build BOARD: ECP5 routed with its bitstream, Artix-7 counted and prepared for Vivado (RECORD=1: also boards/results/)
+	@$(PY) -m $(if $(filter arty_% nitefury_% acorn_%,$(BOARD)),boards.artix,boards.build --seeds $(SEEDS)) --board $(BOARD) --out $(BUILD)/synth/$(BOARD) $(if $(RECORD),--record)
 
 formal: $(VENV)/.test ## prove the control blocks by induction (also part of test)
 	@$(PY) -m pytest -n auto tests/formal

@@ -48,15 +48,15 @@ class PcieDevice(wiring.Component):
             ("clk", "clock", "CLK", f"ASSOCIATED_BUSIF m_axi, ASSOCIATED_RESET resetn, FREQ_HZ {hz}"),
             ("resetn", "reset", "RST", "POLARITY ACTIVE_LOW"),
         ):
-            getattr(self, port).attrs |= {
-                "X_INTERFACE_INFO": bus.format(kind, port, pin),
-                "X_INTERFACE_PARAMETER": parameter,
-            }
+            getattr(self, port).attrs.update(
+                X_INTERFACE_INFO=bus.format(kind, port, pin), X_INTERFACE_PARAMETER=parameter
+            )
 
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.pll = pll = Pll(self.pll)
-        m.domains.sync, m.domains.axis = ClockDomain(), ClockDomain()
+        m.domains.sync = ClockDomain()
+        m.domains.axis = ClockDomain()
         stop = Signal()
         m.d.comb += [
             pll.clk_i.eq(self.clk_in),

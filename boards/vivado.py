@@ -142,7 +142,7 @@ def read_timing(text: str, *, target_hz: float, part: str, file: str = "timing.r
     if missing:
         raise ReportError(f"{file}: the table 'Design Timing Summary' has no column {missing[0]!r}")
     failing = {name: int(whole[column]) for name, column in checks.items() if whole[column]}
-    version = re.search(r"v\.?(\S+)", fields["Tool Version"])
+    version = re.search(r"\bv\.?(\d\S*)", fields["Tool Version"])
     return {
         "clock": clock,
         "period_ns": periods[clock],
