@@ -374,8 +374,16 @@ def write_inputs(
 
 PACKED = " ".join(f"r:{name}>=1 %i" for name in ("AREG", "BREG", "MREG", "PREG"))
 LUT_CELLS = {f"LUT{n}": 1 for n in range(1, 7)} | {
-    **{"SRL16E": 1, "SRLC16E": 1, "SRLC32E": 1},
-    **{"RAM32X1S": 1, "RAM64X1S": 1, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4, "RAM32M": 4, "RAM64M": 4},
+    "SRL16E": 1,
+    "SRLC16E": 1,
+    "SRLC32E": 1,
+    "RAM32X1S": 1,
+    "RAM64X1S": 1,
+    "RAM32X1D": 2,
+    "RAM64X1D": 2,
+    "RAM128X1D": 4,
+    "RAM32M": 4,
+    "RAM64M": 4,
 }
 """LUTs that a cell takes."""
 FLIP_FLOPS = ("FDRE", "FDSE", "FDCE", "FDPE")
@@ -412,7 +420,7 @@ tee -q -o cells.json stat -json
 
 
 def check_multipliers(cells: dict[str, int], tokens: int) -> None:
-    """Raise BuildError unless there is one ``DSP48E1``, all registers in use, for each multiplier, and no product else."""
+    """Raise BuildError unless each multiplier is one ``DSP48E1`` with all registers, and there is no other product."""
     wanted = LANE_MULTIPLIERS * tokens + OTHER_MULTIPLIERS
     for name, what in (
         ("products", "products in the design"),
@@ -479,14 +487,12 @@ def build(name: str, out: Path, *, params: Params, target_mhz: float, say: Progr
     f_in = round(platform.default_clk_frequency)
     pll = xc7_pll_settings(f_in, Fraction(target_mhz).limit_denominator(1000) * 1_000_000, platform.speed)
     say(f"{name}: {platform._part}, {params.tokens} tokens, {float(pll.f_out) / 1e6:g} MHz")
-    identity = design_id(name, params, pll)  # type: ignore[arg-type]
+    identity = design_id(name, params, pll)
     platform, source, top = write_inputs(board, params, pll, identity, out)
     say(f"{out}/build.tcl is ready for vivado -mode batch -source build.tcl")
     cells = count_cells(source, top, out, say)
     check_multipliers(cells, params.tokens)
-    return summarise(
-        name=name, board=board, platform=platform, params=params, pll=pll, identity=identity, cells=cells
-    )
+    return summarise(name=name, board=board, platform=platform, params=params, pll=pll, identity=identity, cells=cells)
 
 
 def verdict(summary: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from amaranth.lib.cdc import ResetSynchronizer
 from boards.ulx3s import BAUD, Ulx3s12F, Ulx3s25F, Ulx3s45F, Ulx3s85F
 from hw.device import UartDevice
 from hw.formats.params import Params
-from hw.primitives.pll import Pll, PllSettings, pll_settings
+from hw.primitives.pll import Pll, PllSettings, Xc7PllSettings, pll_settings
 
 BOARDS = {"ulx3s_12f": Ulx3s12F, "ulx3s_25f": Ulx3s25F, "ulx3s_45f": Ulx3s45F, "ulx3s_85f": Ulx3s85F}
 SMALL, LARGE = (
@@ -55,7 +55,7 @@ class BuildError(RuntimeError):
 class Top(Elaboratable):
     """The device on the board's UART, clocked by the PLL, in reset until the PLL has locked."""
 
-    def __init__(self, params: Params, pll: PllSettings, design_id: int = 0) -> None:
+    def __init__(self, params: Params, pll: PllSettings | Xc7PllSettings, design_id: int = 0) -> None:
         self.params, self.pll, self.design_id = params, pll, design_id
 
     def elaborate(self, platform) -> Module:
@@ -77,7 +77,7 @@ class Top(Elaboratable):
         return m
 
 
-def design_id(board: str, params: Params, pll: PllSettings) -> int:
+def design_id(board: str, params: Params, pll: PllSettings | Xc7PllSettings) -> int:
     """32 bits that tell one bitstream from another: of the hardware's sources, its parameters, board and clock."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256(json.dumps([board, asdict(params), str(pll.f_out)]).encode())

@@ -24,6 +24,10 @@ SITES = {
 """Rows of the utilization report, by our names."""
 
 
+CHECKS = {"setup": "TNS", "hold": "THS", "pulse width": "TPWS"}
+"""Checks and the columns of their failing endpoints."""
+
+
 class ReportError(ValueError):
     """A report that cannot be used; the message says which, why, and what to do."""
 
@@ -137,7 +141,7 @@ def read_timing(text: str, *, target_hz: float, part: str, file: str = "timing.r
         said = ", ".join(f"{name} {period:g} ns" for name, period in periods.items()) or "none"
         raise ReportError(f"{file}: no clock of {wanted:.3f} ns with paths; there are: {said}")
     clock = min(clocks, key=lambda name: slacks[name])
-    checks = {"setup": "TNS Failing Endpoints", "hold": "THS Failing Endpoints", "pulse width": "TPWS Failing Endpoints"}
+    checks = {name: f"{total} Failing Endpoints" for name, total in CHECKS.items()}
     missing = [column for column in checks.values() if column not in whole]
     if missing:
         raise ReportError(f"{file}: the table 'Design Timing Summary' has no column {missing[0]!r}")
@@ -203,7 +207,9 @@ def merge(prepared: dict[str, Any], timing_text: str, utilization_text: str) -> 
     timing = read_timing(timing_text, target_hz=prepared["target_hz"], part=part)
     used = read_utilization(utilization_text, part=part)
     if timing["hold_met"]:
-        missed = "" if timing["met"] else f"; TIMING MISSED at {prepared['target_hz'] / 1e6:g} MHz ({timing['failing']})"
+        missed = (
+            "" if timing["met"] else f"; TIMING MISSED at {prepared['target_hz'] / 1e6:g} MHz ({timing['failing']})"
+        )
         hz, provenance = timing["fmax_hz"], f"routed: Vivado {timing['version']}, {part}, one run{missed}"
     else:
         hz, provenance = None, f"unknown: routed by Vivado {timing['version']}, but {timing['failing']} fail"
@@ -243,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             prepared = json.loads(text)
         except ValueError:
-            raise ReportError(f"{directory / 'report.json'}: is not JSON; make synth BOARD=... writes it anew") from None
+            raise ReportError(f"{directory / 'report.json'}: is not JSON; make synth BOARD=... makes it") from None
         how = "Vivado writes it with -source build.tcl"
         summary = merge(
             prepared,

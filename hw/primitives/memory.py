@@ -90,9 +90,7 @@ class BlockMemory(wiring.Component):
             return m
         in_luts = is_xc7(platform) and self.depth <= XC7_LUT_DEPTH
         attributes = {"ram_style": "distributed"} if in_luts else {}
-        m.submodules.mem = mem = memory.Memory(
-            shape=unsigned(self.width), depth=self.depth, init=[], attrs=attributes
-        )
+        m.submodules.mem = mem = memory.Memory(shape=unsigned(self.width), depth=self.depth, init=[], attrs=attributes)
         write, read = mem.write_port(), mem.read_port()
         m.d.comb += [
             write.addr.eq(self.w_addr),

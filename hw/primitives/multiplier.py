@@ -14,7 +14,8 @@ class Multiplier(wiring.Component):
 
     On ECP5 it is one ``MULT18X18D`` with its input, pipeline and output registers in use, because yosys leaves all of
     them in fabric; elsewhere three register stages that synthesis packs into the DSP block. The ``DSP48E1`` of Xilinx'
-    7 series multiplies signed 25 x 18 bits, so there the highest bit of an unsigned ``b`` of 18 bits comes in by its adder.
+    7 series multiplies signed 25 x 18 bits, so there its adder adds what the highest bit of an unsigned ``b`` of 18
+    bits brings.
 
     Parameters
     ----------

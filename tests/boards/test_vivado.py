@@ -8,14 +8,11 @@ from boards import vivado
 
 PART = "xc7a35ticsg324-1L"
 RULE = "-" * 96
-COLUMNS = (
-    "WNS(ns)      TNS(ns)  TNS Failing Endpoints  TNS Total Endpoints      WHS(ns)      THS(ns)  "
-    "THS Failing Endpoints  THS Total Endpoints     WPWS(ns)     TPWS(ns)  TPWS Failing Endpoints  TPWS Total Endpoints  "
+CHECKS = (("WNS", "TNS"), ("WHS", "THS"), ("WPWS", "TPWS"))
+COLUMNS = "".join(
+    f"{worst}(ns)      {total}(ns)  {total} Failing Endpoints  {total} Total Endpoints      " for worst, total in CHECKS
 )
-DASHES = (
-    "-------      -------  ---------------------  -------------------      -------      -------  "
-    "---------------------  -------------------     --------     --------  ----------------------  --------------------  "
-)
+DASHES = "".join("-------      -------  ---------------------  -------------------      " for _ in CHECKS)
 
 
 def heading(title: str) -> str:
@@ -31,7 +28,13 @@ def slack_row(wns="0.521", failing="0", hold_failing="0") -> str:
 
 
 def timing(
-    wns="0.521", failing="0", hold_failing="0", device="7a35ti-csg324", state="Routed", delay="routed", period="10.000"
+    wns="0.521",
+    failing="0",
+    hold_failing="0",
+    device="7a35ti-csg324",
+    state: str | None = "Routed",
+    delay="routed",
+    period="10.000",
 ) -> str:
     stage = f"| Design State      : {state}\n" if state else ""
     return (
@@ -45,7 +48,8 @@ def timing(
         "| Speed File        : -1L  PRODUCTION 1.27 2018-12-12\n"
         f"{stage}{RULE}\n\nTiming Summary Report\n\n"
         f"{heading('Timer Settings')}\n  Enable Multi Corner Analysis               :  Yes\n\n\n"
-        f"{heading('Design Timing Summary')}\n    {COLUMNS}\n    {DASHES}\n    {slack_row(wns, failing, hold_failing)}\n\n\n"
+        f"{heading('Design Timing Summary')}\n    {COLUMNS}\n    {DASHES}\n"
+        f"    {slack_row(wns, failing, hold_failing)}\n\n\n"
         "All user specified timing constraints are met.\n\n\n"
         f"{heading('Clock Summary')}\n"
         "Clock              Waveform(ns)         Period(ns)      Frequency(MHz)\n"
@@ -67,7 +71,9 @@ def timing(
 def utilization(state="Routed", device=PART, prohibited=True, luts="12002") -> str:
     def table(title: str, rows: list[tuple[str, str, str]]) -> str:
         extra, zero = (" Prohibited |", "          0 |") if prohibited else ("", "")
-        edge = f"+----------------------------+-------+-------+{'-' * 12 + '+' if prohibited else ''}-----------+-------+"
+        edge = (
+            f"+----------------------------+-------+-------+{'-' * 12 + '+' if prohibited else ''}-----------+-------+"
+        )
         body = "".join(f"| {site:26} | {used:>5} |     0 |{zero} {total:>9} |  1.00 |\n" for site, used, total in rows)
         head = f"|          Site Type         |  Used | Fixed |{extra} Available | Util% |"
         return f"{title}\n{'-' * len(title)}\n\n{edge}\n{head}\n{edge}\n{body}{edge}\n\n"
@@ -80,7 +86,11 @@ def utilization(state="Routed", device=PART, prohibited=True, luts="12002") -> s
         "Utilization Design Information\n\n"
         + table(
             "1. Slice Logic",
-            [("Slice LUTs*", luts, "20800"), ("  LUT as Logic", "9000", "20800"), ("Slice Registers", "11500", "41600")],
+            [
+                ("Slice LUTs*", luts, "20800"),
+                ("  LUT as Logic", "9000", "20800"),
+                ("Slice Registers", "11500", "41600"),
+            ],
         )
         + table("2. Memory", [("Block RAM Tile", "37.5", "50"), ("  RAMB36/FIFO*", "23", "50")])
         + table("3. DSP", [("DSPs", "67", "90"), ("  DSP48E1 only", "67", "")])
@@ -162,7 +172,10 @@ def test_no_clock_heals_a_hold_violation():
         (timing(state=None, delay="estimated"), "timing.rpt: has estimated delays"),
         (timing(device="7a100t-csg324"), "timing.rpt: is of 7a100t-csg324, not of xc7a35ticsg324-1L"),
         (timing().replace("-1L  PROD", "-2  PROD"), "timing.rpt: is of speed grade 2, not of"),
-        (timing(period="8.000"), "timing.rpt: no clock of 10.000 ns with paths; there are: clk100_0__io 80 ns, clock 8 ns"),
+        (
+            timing(period="8.000"),
+            "no clock of 10.000 ns with paths; there are: clk100_0__io 80 ns, clock 8 ns",
+        ),
         (timing(wns="NA"), "timing.rpt: WNS(ns) is 'NA', not a number: are there no timing constraints?"),
         (timing().replace("| Design Timing Summary", "| Design Summary"), "no table 'Design Timing Summary'"),
         (timing().replace("| Clock Summary", "| Clocks"), "no table 'Clock Summary'"),

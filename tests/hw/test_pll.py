@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from amaranth.back import rtlil
+from amaranth.back import rtlil  # pyright: ignore[reportAttributeAccessIssue]
 from amaranth.hdl import Fragment
 
 from hw.primitives.pll import Pll, PllSettings, pll_settings, xc7_pll_settings
@@ -153,4 +153,4 @@ def test_xc7_instance():
     assert "cell \\PLLE2_BASE" in text
     for name, value in (("DIVCLK_DIVIDE", 1), ("CLKFBOUT_MULT", 15), ("CLKOUT0_DIVIDE", 10)):
         assert f"parameter \\{name} {value}\n" in text
-    assert "parameter real \\CLKIN1_PERIOD \"10.0\"" in text
+    assert 'parameter real \\CLKIN1_PERIOD "10.0"' in text
