@@ -495,6 +495,26 @@ def build(name: str, out: Path, *, params: Params, target_mhz: float, say: Progr
     return summarise(name=name, board=board, platform=platform, params=params, pll=pll, identity=identity, cells=cells)
 
 
+def table_row(summary: dict[str, Any]) -> str:
+    """The report's row of the table in docs/artix.md."""
+
+    def cell(used: dict[str, float]) -> str:
+        return f"{used['used']:,} ({used['percent']:.0f} %)"
+
+    p, used, hz = summary["params"], summary["utilisation"], summary["clock_hz"]
+    return " | ".join(
+        [
+            f"| `{summary['board']}`",
+            f"{summary['device'].upper()}-{summary['speed_grade']}",
+            f"{p['tokens']}",
+            f"{p['max_batch']}",
+            f"{p['max_width']:,} / {p['max_expert_width']:,}",
+            *(cell(used[name]) for name in ("lut", "flip_flops", "multipliers", "block_rams")),
+            ("unknown" if hz is None else f"{hz / 1e6:.1f} MHz") + " |",
+        ]
+    )
+
+
 def verdict(summary: dict[str, Any]) -> str:
     """One line: what is used of the part, and that the clock is unknown."""
     used = ", ".join(f"{key} {value['percent']:g} %" for key, value in summary["utilisation"].items())

@@ -13,8 +13,8 @@ from .platform import is_ecp5, is_xc7
 _ECP5_MODES = ((1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
 """Depth and width of a ``DP16KD`` in each of its modes."""
 MAX_DEPTH = 1 << 20
-XC7_LUT_DEPTH = 128
-"""Memories no deeper are made of LUTs on Xilinx 7 series, where a block of 18 Kbit would be nearly empty."""
+XC7_LUT_DEPTH = 256
+"""Memories no deeper are made of LUTs on Xilinx 7 series, where a block of 18 Kbit would be three quarters empty."""
 
 
 class BlockMemory(wiring.Component):

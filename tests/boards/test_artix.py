@@ -176,6 +176,7 @@ def test_recorded_results(name):
     assert result["fits_80"]
     assert result["utilisation"]["multipliers"]["used"] == 16 * result["params"]["tokens"] + 3
     assert result["multipliers_packed"] == 16 * result["params"]["tokens"] + 3
+    assert artix.table_row(result) in (artix.CONSTRAINTS.parent / "docs" / "artix.md").read_text()
     if "vivado" not in result["tools"]:
         assert result["clock_hz"] is None
         assert result["clock_provenance"] == vivado.UNKNOWN
