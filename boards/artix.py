@@ -343,7 +343,8 @@ def write_inputs(
 ) -> tuple[Any, str, str]:
     """Write what Vivado reads into ``out``; returns the platform, the file that yosys is to read and its top module.
 
-    yosys takes more than seven minutes (measured, given up) to read the largest memories as Verilog, which Amaranth writes word by word.
+    The largest memories are read as RTLIL: Amaranth writes their Verilog word by word, and yosys was more than seven
+    minutes at it when it was stopped.
     """
     platform = board.platform()
     part = platform._part
