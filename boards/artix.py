@@ -62,7 +62,7 @@ class ArtixBoard:
 
 ARTY = Params(tokens=4, max_batch=4, max_width=1024, max_expert_width=512, max_experts=64)
 NITEFURY = Params(
-    tokens=16, max_batch=32, max_width=2048, max_expert_width=1024, max_experts=64, frame_bytes=65536, memory_bits=30
+    tokens=16, max_batch=16, max_width=2048, max_expert_width=1024, max_experts=64, frame_bytes=65536, memory_bits=30
 )
 """Widths of OLMoE; 768 experts of Granite are 990,904,320 of the memory's 2**30 bytes."""
 BOARDS = {
