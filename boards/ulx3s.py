@@ -3,7 +3,7 @@
 from amaranth_boards import ulx3s
 
 BAUD = 3_000_000
-"""The most that the board's FT231X does."""
+"""The most that the board's FT231X does, by its data sheet."""
 
 
 class Ulx3s12F(ulx3s.ULX3S_12F_Platform):

@@ -259,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    recorded = [RESULTS / f"{summary['board']}.json"] if options.record else []
+    recorded = [RESULTS / f"{summary['result']}.json"] if options.record else []
     for path in [directory / "report.json", *recorded]:
         path.write_text(json.dumps(summary, indent=2) + "\n")
         print(f"report: {path}")

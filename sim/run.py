@@ -157,8 +157,13 @@ def params_for(model: ModelFile) -> Params:
 
 
 def clock(board: str, params: Params) -> dict[str, Any]:
-    """The board's routed clock: ``hz`` and ``provenance``, or None and why there is none."""
-    path = ROOT / "boards" / "results" / f"{board}.json"
+    """The board's routed clock: ``hz`` and ``provenance``, or None and why there is none.
+
+    A board may have been routed with other token lanes than the catalogue's too.
+    """
+    results = ROOT / "boards" / "results"
+    lanes = results / f"{board}_t{params.tokens}.json"
+    path = lanes if lanes.exists() else results / f"{board}.json"
     if not path.exists():
         return {"hz": None, "provenance": f"unknown: {board} was not routed (make synth BOARD={board})"}
     result = json.loads(path.read_text())

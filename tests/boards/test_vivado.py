@@ -100,6 +100,7 @@ def utilization(state="Routed", device=PART, prohibited=True, luts="12002") -> s
 def prepared() -> dict:
     return {
         "board": "arty_a7_35",
+        "result": "arty_a7_35",
         "device": "xc7a35ti",
         "package": "csg324",
         "speed_grade": "1L",

@@ -1,7 +1,7 @@
 """``make sim`` on the committed model: what it promises, and how it fails."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -105,3 +105,16 @@ def test_one_wrong_output_is_told(changes):
 def test_missing_file(capsys):
     assert run.main(["--model", "no/such.gguf"]) == 1
     assert "no/such.gguf: cannot read: No such file" in capsys.readouterr().err
+
+
+def test_a_board_routed_with_the_lanes_asked_for(tmp_path, monkeypatch):
+    """``BOARD_tN.json`` is taken for N lanes, the board's own result otherwise."""
+    results = tmp_path / "boards" / "results"
+    results.mkdir(parents=True)
+    for name, tokens, hz in (("b", 4, 80_000_000), ("b_t1", 1, 90_000_000)):
+        result = {"params": asdict(Params(tokens=tokens)), "clock_hz": hz, "clock_provenance": "routed"}
+        (results / f"{name}.json").write_text(json.dumps(result))
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    assert run.clock("b", Params(tokens=1))["hz"] == 90_000_000
+    assert run.clock("b", Params(tokens=4))["hz"] == 80_000_000
+    assert run.clock("b", Params(tokens=2))["hz"] is None
