@@ -224,7 +224,7 @@ MEMORY_TIMING = {
     "trtp": "7.5",
     "twtr": "7.5",
 }
-"""In ns, trefi in us: what the card's maker gives the controller, but for trfc: his 260 is of a 4 Gbit part, 8 Gbit ones
+"""In ns, trefi in us: what the card's maker gives the controller, but for trfc: his 260 is a 4 Gbit part's, 8 Gbit ones
 take 350."""
 MEMORY_MODES = [
     ("mrBurstLength", "Burst Length", "8 - Fixed"),
