@@ -84,8 +84,8 @@ lint: $(VENV)/.test ## ruff and pyright
 
 check: lint test ## lint and test
 
-synth: $(VENV)/.synth ## route the engine for BOARD and write its bitstream (RECORD=1: also boards/results/)
-	@$(PY) -m boards.build --board $(BOARD) --seeds $(SEEDS) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(RECORD),--record)
+synth: $(VENV)/.synth ## build BOARD: ECP5 routed with its bitstream, Artix-7 counted and prepared for Vivado (RECORD=1: also boards/results/)
+	@$(PY) -m $(if $(filter arty_% nitefury_% acorn_%,$(BOARD)),boards.artix,boards.build --seeds $(SEEDS)) --board $(BOARD) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(RECORD),--record)
 
 boards: $(VENV)/.synth ## route all ECP5 boards that boards/results/ lacks, JOBS at a time, and write the table (hours)
 	@$(PY) -m boards.route_all --seeds $(SEEDS) --jobs $(or $(JOBS),1)

@@ -22,7 +22,7 @@ from boards.catalogue import BOARDS, ECP5_BOARDS, Board
 from boards.top import Top
 from hw.device import UartDevice
 from hw.formats.params import Params
-from hw.primitives.pll import PllSettings, pll_settings
+from hw.primitives.pll import PllSettings, Xc7PllSettings, pll_settings
 
 SEEDS = (1, 2, 3)
 SYNTH_OPTIONS = "-nodsp -nowidelut"
@@ -47,20 +47,20 @@ class BuildError(RuntimeError):
     """A tool failed; the message names it and its log."""
 
 
-def design_id(board: Board, params: Params, pll: PllSettings) -> int:
+def design_id(board: Board, params: Params, pll: PllSettings | Xc7PllSettings) -> int:
     """32 bits that tell one bitstream from another: of the hardware's sources, its parameters, board and clock."""
     settings = [board.name, asdict(params), board.baud, str(pll.f_in), str(pll.f_out), SYNTH_OPTIONS]
     digest = hashlib.sha256(json.dumps(settings).encode())
     module = Path(inspect.getfile(board.platform))  # type: ignore[arg-type]
-    sources = [*sorted((ROOT / "hw").rglob("*.py")), ROOT / "boards" / "top.py", module]
-    for source in [*sources, constraints(board)]:
+    top = ROOT / "boards" / ("pcie.py" if board.family == "artix_pcie" else "top.py")
+    for source in [*sorted((ROOT / "hw").rglob("*.py")), top, module, constraints(board)]:
         digest.update(source.read_bytes())
     return int.from_bytes(digest.digest()[:4], "little")
 
 
 def constraints(board: Board) -> Path:
-    """What a board's platform class cannot say, in nextpnr's LPF."""
-    return CONSTRAINTS / f"{board.name}.lpf"
+    """What a board's platform class cannot say, in nextpnr's LPF or Vivado's XDC."""
+    return CONSTRAINTS / f"{board.constraints or board.name}.{'lpf' if board.family == 'ecp5' else 'xdc'}"
 
 
 def clock_settings(board: Board, mhz: float | None = None) -> PllSettings:

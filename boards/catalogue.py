@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from boards import colorlight, ecpix5, orangecrab, ulx3s, versa
+from boards import arty_a7, colorlight, ecpix5, nitefury, orangecrab, ulx3s, versa
 from hw.formats.params import Params
 
 
@@ -21,7 +21,7 @@ class Board:
     params
         The most token lanes, then the largest batch, that leave a fifth of every resource free.
     baud
-        Of its UART; the board's module says where the figure is from.
+        Of its UART, 0 where it has PCIe; the board's module says where the figure is from.
     target_mhz
         Clock of the bitstream.
     program
@@ -31,7 +31,9 @@ class Board:
     others
         By token lanes: further parameters that fit the part, if only by breaking the rule of ``params``.
     family
-        Which flow builds it: ``ecp5`` is :mod:`boards.build`.
+        Which flow builds it: ``ecp5`` is :mod:`boards.build`; ``artix`` and ``artix_pcie`` are :mod:`boards.artix`.
+    constraints
+        Name of its file in ``constraints/``, by default the board's.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Board:
     note: str
     others: dict[int, Params] = field(default_factory=dict)
     family: str = "ecp5"
+    constraints: str = ""
 
     def with_tokens(self, tokens: int | None) -> Params:
         """The parameters for so many token lanes; the board's own for None.
@@ -83,6 +86,11 @@ _85F = _params(4, 8)
 _FOUR_ON_45F = {4: _params(4, 4)}
 _ONE_ON_85F = {1: _params(1, 8)}
 
+_NITEFURY = Params(
+    tokens=16, max_batch=16, max_width=2048, max_expert_width=1024, max_experts=64, frame_bytes=65536, memory_bits=30
+)
+"""Widths of OLMoE; 768 experts of Granite are 990,904,320 of the memory's 2**30 bytes."""
+
 _ALL = (
     Board("ulx3s_12f", ulx3s.Ulx3s12F, _25F, ulx3s.BAUD, 75, ("-b", "ulx3s"), "smallest part"),
     Board("ulx3s_25f", ulx3s.Ulx3s25F, _25F, ulx3s.BAUD, 75, ("-b", "ulx3s"), "as the 12F, another identifier"),
@@ -118,6 +126,50 @@ _ALL = (
         ("-c", "ft2232", "--misc-device", "0x00191043,8,ispclock"),
         "end of life",
     ),
+    Board(
+        "arty_a7_35",
+        arty_a7.ArtyA7_35,
+        _params(4, 4),
+        arty_a7.BAUD,
+        100,
+        ("-b", "arty_a7_35t"),
+        "",
+        {1: _params(1, 4), 2: _params(2, 4)},
+        family="artix",
+    ),
+    Board(
+        "arty_a7_100",
+        arty_a7.ArtyA7_100,
+        _params(8, 8),
+        arty_a7.BAUD,
+        100,
+        ("-b", "arty_a7_100t"),
+        "",
+        {1: _params(1, 8), 4: _params(4, 8)},
+        family="artix",
+    ),
+    Board(
+        "nitefury_ii",
+        nitefury.NiteFuryII,
+        _NITEFURY,
+        0,
+        150,
+        ("-c", "digilent_hs3"),
+        "M.2 card",
+        family="artix_pcie",
+    ),
+    Board(
+        "acorn_cle_215p",
+        nitefury.AcornCle215Plus,
+        _NITEFURY,
+        0,
+        150,
+        ("-b", "acornCle215"),
+        "the NiteFury-II with a faster part",
+        family="artix_pcie",
+        constraints="nitefury_ii",
+    ),
 )
 BOARDS = {board.name: board for board in _ALL}
+ARTIX_BOARDS = {name: board for name, board in BOARDS.items() if board.family.startswith("artix")}
 ECP5_BOARDS = {name: board for name, board in BOARDS.items() if board.family == "ecp5"}

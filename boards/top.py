@@ -1,4 +1,4 @@
-"""What every ECP5 bitstream is: a device on the board's UART, and the clock that it runs on."""
+"""What every bitstream without PCIe is: a device on the board's UART, and the clock that it runs on."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from amaranth.hdl import ClockDomain, ClockSignal, Elaboratable, Module, Signal
 from amaranth.lib import io
 from amaranth.lib.cdc import FFSynchronizer
 
-from hw.primitives.pll import Pll, PllSettings
+from hw.primitives.pll import Pll, PllSettings, Xc7PllSettings
 
 
 class Top(Elaboratable):
     """``device``, with members ``rx``, ``tx`` and ``restart``, clocked by the PLL, in reset until the PLL has locked."""
 
-    def __init__(self, device: Any, pll: PllSettings) -> None:
+    def __init__(self, device: Any, pll: PllSettings | Xc7PllSettings) -> None:
         self.device, self.pll = device, pll
 
     def elaborate(self, platform) -> Module:

@@ -8,18 +8,21 @@ from amaranth.lib.wiring import In, Out
 
 from hw.delay import delay
 
-from .platform import is_ecp5
+from .platform import is_ecp5, is_xc7
 
 _ECP5_MODES = ((1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
 """Depth and width of a ``DP16KD`` in each of its modes."""
 MAX_DEPTH = 1 << 20
+XC7_LUT_DEPTH = 256
+"""Memories no deeper are made of LUTs on Xilinx 7 series, where a block of 18 Kbit would be three quarters empty."""
 
 
 class BlockMemory(wiring.Component):
     """Memory whose read data follows its address by ``LATENCY`` cycles, one read and one write a cycle.
 
     Reading an address in the cycle in which it is written, or the one after, gives an undefined word: users must keep
-    them apart. On ECP5 it is made of ``DP16KD`` with ``REGMODE_B="OUTREG"``, which inference never uses.
+    them apart. On ECP5 it is made of ``DP16KD`` with ``REGMODE_B="OUTREG"``, which inference never uses. Elsewhere it
+    is inferred: yosys leaves the second register in fabric, Vivado by its guide (UG901) takes it into the ``RAMB``.
 
     Parameters
     ----------
@@ -85,7 +88,9 @@ class BlockMemory(wiring.Component):
                 chosen = Array(words)[delay(m, self.r_addr[bank_bits:], self.LATENCY)]
             m.d.comb += self.r_data.eq(chosen)
             return m
-        m.submodules.mem = mem = memory.Memory(shape=unsigned(self.width), depth=self.depth, init=[])
+        in_luts = is_xc7(platform) and self.depth <= XC7_LUT_DEPTH
+        attributes = {"ram_style": "distributed"} if in_luts else {}
+        m.submodules.mem = mem = memory.Memory(shape=unsigned(self.width), depth=self.depth, init=[], attrs=attributes)
         write, read = mem.write_port(), mem.read_port()
         m.d.comb += [
             write.addr.eq(self.w_addr),

@@ -1,10 +1,10 @@
 """One hardware multiplier with every register on."""
 
-from amaranth.hdl import ClockSignal, Const, Instance, Module, Shape, Signal, signed, unsigned
+from amaranth.hdl import ClockSignal, Const, Instance, Module, Mux, Shape, Signal, signed, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .platform import is_ecp5
+from .platform import is_ecp5, is_xc7
 
 A_BITS = B_BITS = 18
 
@@ -13,7 +13,9 @@ class Multiplier(wiring.Component):
     """``p = a * b``, ``LATENCY`` cycles later, a new product every cycle.
 
     On ECP5 it is one ``MULT18X18D`` with its input, pipeline and output registers in use, because yosys leaves all of
-    them in fabric; elsewhere three register stages that synthesis packs into the DSP block.
+    them in fabric; elsewhere three register stages that synthesis packs into the DSP block. The ``DSP48E1`` of Xilinx'
+    7 series multiplies signed 25 x 18 bits, so there its adder adds what the highest bit of an unsigned ``b`` of 18
+    bits brings.
 
     Parameters
     ----------
@@ -51,7 +53,16 @@ class Multiplier(wiring.Component):
         a = Signal(self.a_shape, reset_less=True)
         b = Signal(self.b_shape, reset_less=True)
         product = Signal(self.p_shape, reset_less=True)
-        m.d.sync += [a.eq(self.a), b.eq(self.b), product.eq(a * b), self.p.eq(product)]
+        m.d.sync += [a.eq(self.a), b.eq(self.b)]
+        if is_xc7(platform) and not (self.a_shape.signed or self.b_shape.signed) and self.b_shape.width == B_BITS:
+            rest = Signal(self.p_shape, reset_less=True)
+            m.d.sync += [
+                product.eq(a * b[:-1]),
+                rest.eq(Mux(b[-1], a << (B_BITS - 1), 0)),
+                self.p.eq(product + rest),
+            ]
+        else:
+            m.d.sync += [product.eq(a * b), self.p.eq(product)]
         return m
 
     def _ecp5(self, m: Module) -> Instance:

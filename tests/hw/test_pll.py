@@ -5,9 +5,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from amaranth.back import rtlil  # pyright: ignore[reportAttributeAccessIssue]
 from amaranth.hdl import Fragment
 
-from hw.primitives.pll import Pll, PllSettings, pll_settings
+from hw.primitives.pll import Pll, PllSettings, pll_settings, xc7_pll_settings
 
 MHZ = 1_000_000
 
@@ -86,6 +87,70 @@ def test_refuses(f_in, f_out, message):
         pll_settings(f_in * MHZ, f_out * MHZ)
 
 
-def test_pll_is_for_ecp5_only():
-    with pytest.raises(NotImplementedError, match="for ECP5 only"):
-        Fragment.get(Pll(pll_settings(25 * MHZ, 150 * MHZ)), None)
+XC7_VCO_MHZ = {"1": 1600, "2": 1866, "3": 2133}
+"""DS181, by speed grade."""
+
+
+@pytest.mark.parametrize(("f_in", "speed"), [(100, "1"), (100, "1L"), (125, "2"), (200, "3")])
+def test_xc7_every_clock_that_can_be_made(f_in, speed):
+    """In steps of 25/3 MHz: exact and within DS181's limits, or refused because no dividers do it."""
+    made = 0
+    oscillators = [
+        (divide, feedback)
+        for divide in range(1, 57)
+        for feedback in range(2, 65)
+        if 19 * divide <= f_in <= 450 * divide and 800 * divide <= f_in * feedback <= XC7_VCO_MHZ[speed[0]] * divide
+    ]
+    for step in range(60):
+        f_out = Fraction(step * 25_000_000, 3)
+        ways = {
+            (divide, feedback)
+            for divide, feedback in oscillators
+            if any(3 * f_in * feedback == 25 * step * divide * output for output in range(1, 129))
+        }
+        try:
+            settings = xc7_pll_settings(f_in * MHZ, f_out, speed)
+        except ValueError:
+            assert not ways or not 6_250_000 <= f_out <= 464 * MHZ
+            continue
+        made += 1
+        assert settings.f_out == f_out == settings.f_vco / settings.output
+        assert (settings.input, settings.feedback) in ways
+        assert settings.input == min(ways)[0]
+    assert made > 10
+
+
+@pytest.mark.parametrize(
+    ("f_in", "f_out", "speed", "message"),
+    [
+        (100, 167, "1", r"167000000 Hz cannot be made of 100000000 Hz; nearest: 166\.\d+e6|166"),
+        (18, 100, "1", r"f_in must be in 19000000\.\.800000000 Hz, not 18000000"),
+        (100, 500, "1", r"f_out must be in 6250000\.\.464000000 Hz, not 500000000"),
+        (100, 100, "4", r"speed must be one of 1, 2, 3, not '4'"),
+    ],
+)
+def test_xc7_refuses(f_in, f_out, speed, message):
+    with pytest.raises(ValueError, match=message):
+        xc7_pll_settings(f_in * MHZ, f_out * MHZ, speed)
+
+
+class Part:
+    """As much of a platform as the PLL looks at."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+
+def test_pll_is_for_the_part_of_its_settings():
+    ecp5, xc7 = pll_settings(25 * MHZ, 150 * MHZ), xc7_pll_settings(100 * MHZ, 150 * MHZ)
+    for settings, platform in ((ecp5, None), (ecp5, Part("xc7a35ti")), (xc7, Part("LFE5U-25F")), (xc7, None)):
+        with pytest.raises(NotImplementedError, match="PllSettings is not for"):
+            Fragment.get(Pll(settings), platform)
+
+
+def test_xc7_instance():
+    text = rtlil.convert(Pll(xc7_pll_settings(100 * MHZ, 150 * MHZ)), platform=Part("xc7a35ti"))
+    assert "cell \\PLLE2_BASE" in text
+    for name, value in (("DIVCLK_DIVIDE", 1), ("CLKFBOUT_MULT", 15), ("CLKOUT0_DIVIDE", 10)):
+        assert f"parameter \\{name} {value}\n" in text
+    assert 'parameter real \\CLKIN1_PERIOD "10.0"' in text

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from amaranth.hdl import Shape, signed, unsigned
+from amaranth.hdl import Fragment, Shape, signed, unsigned
 from amaranth.sim import Simulator
 
 from hw.primitives.memory import BlockMemory, BlockRom
@@ -16,10 +16,18 @@ def corners(shape: Shape, rng: np.random.Generator) -> list[int]:
     return [low, high, 0, 1, low + 1, high - 1, *rng.integers(low, high + 1, 10).tolist()]
 
 
+class Xc7:
+    """As much of a platform as the primitives look at."""
+
+    device = "xc7a35ti"
+
+
+@pytest.mark.parametrize("platform", [None, Xc7()], ids=["plain", "xc7"])
 @pytest.mark.parametrize(
-    ("a_shape", "b_shape"), [(signed(14), signed(16)), (unsigned(18), signed(15)), (signed(18), signed(18))]
+    ("a_shape", "b_shape"),
+    [(signed(14), signed(16)), (unsigned(18), signed(15)), (signed(18), signed(18)), (unsigned(18), unsigned(18))],
 )
-def test_multiplier(a_shape, b_shape):
+def test_multiplier(a_shape, b_shape, platform):
     rng = np.random.default_rng(0)
     pairs = [(a, b) for a in corners(a_shape, rng) for b in corners(b_shape, rng)]
     dut = Multiplier(a_shape, b_shape)
@@ -32,7 +40,7 @@ def test_multiplier(a_shape, b_shape):
             await ctx.tick()
             got.append(ctx.get(dut.p))
 
-    sim = Simulator(dut)
+    sim = Simulator(Fragment.get(dut, platform))
     sim.add_clock(1e-6)
     sim.add_testbench(bench)
     sim.run()
