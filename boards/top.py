@@ -10,7 +10,7 @@ from hw.primitives.pll import Pll, PllSettings, Xc7PllSettings
 
 
 class Top(Elaboratable):
-    """``device``, with members ``rx``, ``tx`` and ``restart``, clocked by the PLL, in reset until the PLL has locked."""
+    """``device``, with ``rx``, ``tx`` and ``restart``, clocked by the PLL, in reset until the PLL has locked."""
 
     def __init__(self, device: Any, pll: PllSettings | Xc7PllSettings) -> None:
         self.device, self.pll = device, pll
