@@ -189,7 +189,6 @@ class Engine(wiring.Component):
         layer_done = Signal()
         # Events in registers: that they count a cycle late matters to none of the sums below.
         row_error = Signal(2)
-        route_error = Signal()
         expert_named, expert_finished, matrix_named, answered = Signal(), Signal(), Signal(), Signal()
         status.d.sync += [
             row_error.eq(Mux(matrices.o.valid, matrices.o.p.error, 0)),
@@ -197,7 +196,6 @@ class Engine(wiring.Component):
             expert_finished.eq(combine.finished),
             matrix_named.eq(fetch.o_matrix.valid & fetch.o_matrix.ready),
             answered.eq(end_of_answer),
-            route_error.eq(routes.error),
         ]
         matrix_errors = {ERROR_LENGTH: Error.LENGTH, ERROR_COMMAND: Error.COMMAND}
         row_errors = {ERROR_OVERFLOW: Error.OVERFLOW, ERROR_SCALE: Error.SCALE}
@@ -210,7 +208,7 @@ class Engine(wiring.Component):
         m.d.comb += new.eq(
             receive.error
             | translated(matrices.error, matrix_errors)
-            | Mux(route_error, Error.ROUTE, 0)
+            | Mux(routes.error, Error.ROUTE, 0)
             | Mux(memory_error, Error.MEMORY, 0)
         )
         status.d.sync += [

@@ -13,7 +13,7 @@ class Fetch(wiring.Component):
     """Walk the experts in ascending order; ask for up, gate and down of each that a token wants (in tape mode, of all).
 
     Each request goes out together with the command that tells the decoder what will come. At most
-    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes seven cycles, a
+    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes eleven cycles, a
     request two and more.
 
     Members
@@ -21,7 +21,7 @@ class Fetch(wiring.Component):
     start : In, begins a layer; the mask memory holds its routes then
     config : In, :func:`hw.layouts.layer_config`; holds while ``busy``
     busy : Out, from the cycle after ``start`` until every request is answered
-    mask_expert : Out; mask : In, comes at once; forget : Out, the mask has been used
+    mask_expert : Out; mask : In, comes a cycle later; forget : Out, the mask has been used
     o_request : stream of :func:`hw.layouts.wanted_matrix`
     o_matrix : stream of :func:`hw.layouts.matrix_command`
     o_expert : stream, number of each expert that a token wants, in the order of the walk
@@ -68,8 +68,8 @@ class Fetch(wiring.Component):
         wanted = Signal()
         matrix = Signal(range(MATRICES))
         # The three matrices take turns at place 0; each moves on to the next expert's as its turn ends.
-        offsets = Signal(data.ArrayLayout(OFFSET_BITS, MATRICES))
-        lengths = Signal(data.ArrayLayout(LENGTH_BITS, MATRICES))
+        offsets = Signal(data.ArrayLayout(OFFSET_BITS, MATRICES), reset_less=True)
+        lengths = Signal(data.ArrayLayout(LENGTH_BITS, MATRICES), reset_less=True)
         requested = Signal()
         last_expert = Signal()
         room = Signal()
@@ -94,8 +94,12 @@ class Fetch(wiring.Component):
         ]
         m.d.sync += self.waiting.eq(self.waiting + requested - self.answered)
 
-        turn = Signal()  # ends the turn of the matrix at place 0
-        with m.If(turn):
+        turn = Signal()  # a register, for it moves many: it ends the turn of the matrix at place 0
+        idle = Signal()  # so is this
+        m.d.sync += turn.eq(0)
+        with m.If(idle):
+            m.d.sync += [offsets.eq(config.offsets), lengths.eq(config.lengths)]
+        with m.Elif(turn):
             m.d.sync += [
                 offsets[0].eq(offsets[1]),
                 offsets[1].eq(offsets[2]),
@@ -106,18 +110,16 @@ class Fetch(wiring.Component):
                 matrix.eq(Mux(down, 0, matrix + 1)),
             ]
 
-        with m.FSM():
+        with m.FSM() as fsm:
+            m.d.sync += idle.eq(fsm.ongoing("IDLE"))
             with m.State("IDLE"):
-                m.d.sync += [
-                    expert.eq(0),
-                    matrix.eq(0),
-                    offsets.eq(config.offsets),
-                    lengths.eq(config.lengths),
-                ]
+                m.d.sync += [expert.eq(0), matrix.eq(0)]
                 with m.If(self.start):
                     m.d.sync += self.busy.eq(1)
                     m.next = "LOOK"
             with m.State("LOOK"):
+                m.next = "TAKE"
+            with m.State("TAKE"):
                 m.d.sync += mask.eq(self.mask)
                 m.d.comb += self.forget.eq(1)
                 m.next = "SEE"
@@ -130,9 +132,8 @@ class Fetch(wiring.Component):
                     m.next = "TURN"
             with m.State("TURN"):
                 with m.If(~(wanted | config.tape)):
-                    m.d.comb += turn.eq(1)
-                    with m.If(down):
-                        m.next = "NEXT"
+                    m.d.sync += turn.eq(1)
+                    m.next = "TURNED"
                 with m.Elif(room):
                     m.next = "REQUEST"
             with m.State("REQUEST"):
@@ -142,10 +143,12 @@ class Fetch(wiring.Component):
             with m.State("ANNOUNCE"):
                 m.d.comb += self.o_matrix.valid.eq(1)
                 with m.If(self.o_matrix.ready):
-                    m.d.comb += turn.eq(1)
-                    m.next = "TURN"
-                    with m.If(down):
-                        m.next = "NEXT"
+                    m.d.sync += turn.eq(1)
+                    m.next = "TURNED"
+            with m.State("TURNED"):
+                m.next = "TURN"
+                with m.If(down):
+                    m.next = "NEXT"
             with m.State("NEXT"):
                 m.d.sync += expert.eq(expert + 1)
                 m.next = "LOOK"

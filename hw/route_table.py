@@ -22,9 +22,9 @@ class RouteTable(wiring.Component):
     -------
     i : stream of ``ROUTE``
     batch, experts : In, limits
-    error : Out, high for a cycle
+    error : Out, high for a cycle, a cycle after the route
     empty : Out, no route is on its way in
-    mask_expert : In; mask : Out, the tokens that want the expert, at once
+    mask_expert : In; mask : Out, the tokens that want the expert, a cycle later
     forget : In, clears that expert's mask; not while routes come in
     weight_token, weight_expert : In
     weight : Out, ``ROUTER_WEIGHT``, ``LATENCY`` cycles later
@@ -87,13 +87,15 @@ class RouteTable(wiring.Component):
         bit = Signal(params.max_batch, reset_less=True)
         before = Signal(params.max_batch, reset_less=True)
         done = Signal()
+        failed = Signal()
+        m.d.sync += self.mask.eq(read.data)
+        m.d.sync += failed.eq(done & (~good | (before & bit).any()))
         m.d.comb += [
             self.i.ready.eq(~held & ~clearing),
             self.empty.eq(~held & ~self.i.valid),
             read.addr.eq(Mux(held, expert, self.mask_expert)),
-            self.mask.eq(read.data),
             done.eq(held & checked & (~good | normal)),
-            self.error.eq(done & (~good | (before & bit).any())),
+            self.error.eq(failed),
         ]
         with m.If(~held):
             m.d.sync += [
@@ -123,13 +125,20 @@ class RouteTable(wiring.Component):
                 scaled.exponent.eq(scaled.exponent - 1),
                 normal.eq(scaled.magnitude[SIGNIFICANT_BITS - 2]),
             ]
-        m.d.comb += [
-            write.addr.eq(Mux(clearing, clear_expert, read.addr)),
-            write.data.eq(Mux(held, before | bit, 0)),
-            write.en.eq(clearing | Mux(held, done & good, self.forget)),
+        # Written a cycle later: nobody looks before.
+        writing = Signal()
+        written = Signal.like(self.mask_expert, reset_less=True)
+        new_mask = Signal(params.max_batch, reset_less=True)
+        m.d.comb += [write.addr.eq(written), write.data.eq(new_mask), write.en.eq(writing)]
+        m.d.sync += [
+            written.eq(Mux(clearing, clear_expert, read.addr)),
+            new_mask.eq(Mux(held, before | bit, 0)),
+            writing.eq(clearing | Mux(held, done & good, self.forget)),
             weights.w_addr.eq(Cat(token, expert)),
             weights.w_data.eq(scaled),
             weights.w_en.eq(done & good),
+        ]
+        m.d.comb += [
             weights.r_addr.eq(Cat(self.weight_token, self.weight_expert)),
             self.weight.eq(weights.r_data),
         ]

@@ -4,6 +4,7 @@ from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hw.delay import delay
 from hw.formats.frames import MAGIC, Type
 from hw.layouts import WORD_BYTES, link_beat
 
@@ -66,7 +67,7 @@ class FrameReceive(wiring.Component):
         check_cycles("idle_cycles", idle_cycles)
         self.width, self.frame_words, self.buffer_words = width, frame_words, buffer_words
         self.idle_cycles = idle_cycles
-        self.overhead = 9 + WORD_BYTES // width
+        self.overhead = 10 + WORD_BYTES // width
         super().__init__(
             {
                 "i": In(stream.Signature(data.ArrayLayout(8, width))),
@@ -101,13 +102,30 @@ class FrameReceive(wiring.Component):
         window = Signal(HEADER)
         raw = window.as_value()
         turn = Signal()
-        with m.If(turn):
-            m.d.sync += raw.eq(Cat(raw[bits:], raw[:bits]))
-        m.d.comb += [self.nonce.eq(window.sequence), self.peer_ack.eq(window.ack)]
+        # What the state says of beats, in registers: any may begin a header, it is one of the payload or the trailer.
+        hunting = Signal(init=1)
+        in_payload = Signal()
+        in_trailer = Signal()
+        checking = Signal()  # the window is a header that is being checked
+        with m.If(turn | (hunting & self.i.valid)):
+            m.d.sync += raw.eq(Cat(raw[bits:], Mux(hunting, self.i.payload, raw[:bits])))
+        m.d.comb += [
+            self.i.ready.eq(hunting | in_payload | in_trailer),
+            self.nonce.eq(window.sequence),
+            self.peer_ack.eq(window.ack),
+        ]
+
+        def go(state: str) -> None:
+            m.next = state
+            m.d.sync += [
+                hunting.eq(state == "HUNT"),
+                in_payload.eq(state == "PAYLOAD"),
+                in_trailer.eq(state == "TRAILER"),
+                checking.eq(state == "CHECK"),
+            ]
 
         # The current beat is one of the payload, of the trailer, or of a header that is being checked.
         current = Signal(bits, reset_less=True)
-        checking = Signal()
         checked = Signal()
         payload_next = Signal()
         payload = Signal()
@@ -122,6 +140,8 @@ class FrameReceive(wiring.Component):
             compared.eq(trailer),
         ]
         m.d.comb += [
+            payload_next.eq(in_payload & self.i.valid),
+            trailer_next.eq(in_trailer & self.i.valid),
             turn.eq(checking | trailer),
             crc.data.eq(current),
             crc.valid.eq(checked | payload),
@@ -177,6 +197,17 @@ class FrameReceive(wiring.Component):
             is_ahead.eq(~difference[15]),  # or wanted
             room.eq(window.words <= ring.free),
         ]
+        # What it is, two cycles late.
+        nothing_found = Signal()
+        sync_found = Signal()
+        message_found = Signal()
+        told_found = Signal()
+        m.d.sync += [
+            nothing_found.eq(~is_header),
+            sync_found.eq(is_header & is_sync),
+            message_found.eq(is_header & is_message),
+            told_found.eq(is_header & (is_message | is_ack)),
+        ]
 
         # Words freed since the peer last heard of it. It must hear before it could be short of room for a frame.
         enough = max(1, min(self.frame_words // 2, self.buffer_words - self.frame_words))
@@ -186,11 +217,15 @@ class FrameReceive(wiring.Component):
         with m.If(ring.freed):
             m.d.sync += grown.eq(Mux(grown_enough, 0, grown + 1))
 
-        filled = Signal(range(beats + 1))  # beats in the window
+        filled = Signal(range(beats))  # beats in the window
+        one_more = Signal(init=beats == 1)  # fills it
         part = Signal(range(beats))
+        last_part = ((~window.missing)[self.width.bit_length() - 1 :])[: len(part)]  # that is not all padding
+        at_end = Signal(init=beats == 1)  # it is at that one
+        advance = Signal()
         words_left = Signal(range(self.frame_words + 1))
         last_word = Signal()
-        whole = Signal()
+        whole = Signal(init=beats == 1)  # it is at the word's last
         store = Signal()
         ahead = Signal()
         stored_all = Signal()  # only padding is left of the payload
@@ -200,12 +235,12 @@ class FrameReceive(wiring.Component):
         idle = Signal(range(self.idle_cycles + 1))
         late = Signal()
         m.d.comb += [
-            whole.eq(part == beats - 1),
+            advance.eq(checking | payload_next | trailer_next),
             ring.beat.eq(Cat(current, ends)),
             ring.put.eq(stored),
             ring.count.eq(window.words),
         ]
-        final = last_word & (part == (~window.missing)[self.width.bit_length() - 1 :])
+        final = last_word & at_end
         m.d.sync += [
             stored.eq(payload_next & store & ~stored_all),
             ends.eq(window.last & final),
@@ -217,36 +252,57 @@ class FrameReceive(wiring.Component):
         with m.If(self.i.valid):
             m.d.sync += idle.eq(0)
 
+        def begin_word() -> None:
+            m.d.sync += [part.eq(0), whole.eq(beats == 1), at_end.eq(last_part == 0)]
+
+        def garbage_found() -> None:
+            m.d.comb += was_garbage.eq(1)
+            m.d.sync += [filled.eq(beats - 1), one_more.eq(1)]
+            go("HUNT")
+
+        # Counted a cycle later.
+        was_garbage, was_damaged, was_refused = Signal(), Signal(), Signal()
+        for counter, event in (
+            (self.garbage, was_garbage),
+            (self.damaged, was_damaged),
+            (self.refused, was_refused),
+        ):
+            with m.If(delay(m, event, 1, control=True)):
+                m.d.sync += counter.eq(counter + 1)
+        with m.If(advance):
+            m.d.sync += [
+                part.eq(part + 1),
+                whole.eq((part == beats - 2) | (beats == 1)),
+                at_end.eq((part + 1)[: len(part)] == last_part),
+            ]
         with m.FSM():
             with m.State("HUNT"):
-                m.d.comb += self.i.ready.eq(1)
                 with m.If(self.i.valid):
-                    m.d.sync += [raw.eq(Cat(raw[bits:], self.i.payload)), filled.eq(filled + 1)]
-                    with m.If(filled == beats - 1):
-                        m.next = "LOOK"
+                    m.d.sync += [filled.eq(filled + 1), one_more.eq((filled == beats - 2) | (beats == 1))]
+                    with m.If(one_more):
+                        go("LOOK")
             with m.State("LOOK"):
                 m.d.comb += crc.start.eq(1)
-                m.d.sync += part.eq(0)
-                m.next = "CHECK"
+                begin_word()
+                go("CHECK")
                 with m.If(window.magic != MAGIC):
-                    m.d.sync += [filled.eq(beats - 1), self.garbage.eq(self.garbage + 1)]
-                    m.next = "HUNT"
+                    garbage_found()
             with m.State("CHECK"):
-                m.d.comb += checking.eq(1)
-                m.d.sync += part.eq(part + 1)
                 with m.If(whole):
-                    m.next = "LAST OF CHECK"
+                    go("LAST OF CHECK")
             with m.State("LAST OF CHECK"):
-                m.next = "SUM"
+                go("SUM")
             with m.State("SUM"):
-                m.next = "COMPARE"
+                go("COMPARE")
             with m.State("COMPARE"):
-                m.next = "JUDGE"
+                go("WEIGH")
+            with m.State("WEIGH"):
+                go("JUDGE")
             with m.State("JUDGE"):
                 m.d.comb += [crc.start.eq(1), ring.drop.eq(1)]
                 m.d.sync += [
                     filled.eq(0),
-                    part.eq(0),
+                    one_more.eq(beats == 1),
                     place.eq(0),
                     words_left.eq(window.words),
                     last_word.eq(window.words == 1),
@@ -256,50 +312,47 @@ class FrameReceive(wiring.Component):
                     stored_all.eq(0),
                     store.eq(is_wanted & room),
                     ahead.eq(is_ahead & ~is_wanted),
+                    self.sync.eq(sync_found),
+                    self.acked.eq(told_found),
+                    self.resend.eq(told_found & window.nak),
+                    self.poll.eq(told_found & window.poll),
                 ]
-                m.next = "HUNT"
-                with m.If(~is_header):
-                    m.d.sync += [filled.eq(beats - 1), self.garbage.eq(self.garbage + 1)]
-                with m.Elif(is_sync):
-                    m.d.sync += self.sync.eq(1)
-                with m.Elif(is_message | is_ack):
-                    m.d.sync += [self.acked.eq(1), self.resend.eq(window.nak), self.poll.eq(window.poll)]
-                    with m.If(is_message):
-                        m.next = "PAYLOAD"
+                begin_word()
+                go("HUNT")
+                with m.If(message_found):
+                    go("PAYLOAD")
+                with m.If(nothing_found):
+                    garbage_found()
             with m.State("PAYLOAD"):
-                m.d.comb += [self.i.ready.eq(1), payload_next.eq(self.i.valid)]
                 with m.If(self.i.valid):
-                    m.d.sync += part.eq(part + 1)
                     with m.If(final):
                         m.d.sync += stored_all.eq(1)
                     with m.If(whole):
-                        m.d.sync += [part.eq(0), words_left.eq(words_left - 1), last_word.eq(words_left == 2)]
+                        m.d.sync += [words_left.eq(words_left - 1), last_word.eq(words_left == 2)]
                         with m.If(last_word):
-                            m.next = "TRAILER"
+                            go("TRAILER")
                 with m.Elif(late):
                     m.d.sync += intact.eq(0)
-                    m.next = "END"
+                    go("END")
             with m.State("TRAILER"):
-                m.d.comb += [self.i.ready.eq(1), trailer_next.eq(self.i.valid)]
                 with m.If(self.i.valid):
-                    m.d.sync += part.eq(part + 1)
                     with m.If(whole):
-                        m.next = "LAST OF TRAILER"
+                        go("LAST OF TRAILER")
                 with m.Elif(late):
                     m.d.sync += intact.eq(0)
-                    m.next = "END"
+                    go("END")
             with m.State("LAST OF TRAILER"):
-                m.next = "COMPARE TRAILER"
+                go("COMPARE TRAILER")
             with m.State("COMPARE TRAILER"):
-                m.next = "VERIFY"
+                go("VERIFY")
             with m.State("VERIFY"):
-                m.next = "END"
+                go("END")
             with m.State("END"):
-                m.next = "HUNT"
+                go("HUNT")
                 with m.If(~intact):
-                    m.d.sync += self.damaged.eq(self.damaged + 1)
+                    m.d.comb += was_damaged.eq(1)
                 with m.Elif(~store):
-                    m.d.sync += self.refused.eq(self.refused + 1)
+                    m.d.comb += was_refused.eq(1)
                 with m.If(store & intact):
                     m.d.comb += ring.commit.eq(1)
                     m.d.sync += [self.wanted.eq(self.wanted + 1), self.tell.eq(1), told.eq(0)]

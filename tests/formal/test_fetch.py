@@ -28,7 +28,8 @@ class FetchProof(wiring.Component):
     """Layer after layer of one configuration and one set of masks, any; a reference walk tells what has to come next.
 
     ``starts`` says where the experts' matrices lie: the first at its offset, each of the others a length after the one
-    before. A mask reads as zero once it was told to be forgotten. An answer comes at any time after its request.
+    before. A mask comes a cycle after its expert is named; it reads as zero once it was told to be forgotten. An answer
+    comes at any time after its request.
 
     Parameters
     ----------
@@ -89,13 +90,15 @@ class FetchProof(wiring.Component):
                 assume(m, offset <= 1, length <= 1)
         forgotten = Signal(PARAMS.max_experts)
         gone = forgotten.bit_select(dut.mask_expert, 1)
+        read = Signal(PARAMS.max_batch)
+        m.d.sync += read.eq(Mux(gone, 0, Array(masks)[dut.mask_expert]))
         unanswered = Signal(range(MAX_OUTSTANDING + 1))
         begin = self.start & ~dut.busy
         requested = dut.o_request.valid & dut.o_request.ready
         m.d.comb += [
             dut.start.eq(self.start),
             dut.config.eq(config),
-            dut.mask.eq(Mux(gone, 0, Array(masks)[dut.mask_expert])),
+            dut.mask.eq(read),
             dut.answered.eq(self.answered),
         ]
         m.d.sync += unanswered.eq(unanswered + requested - self.answered)
@@ -171,10 +174,13 @@ class FetchProof(wiring.Component):
         turn = opened["matrix"]
         m.d.comb += here.eq(opened["expert"])
         claim(m, dut.busy == ~state("IDLE"), ~dut.busy | walking, matrix < MATRICES, turn < MATRICES)
+        loading = opened["idle"]
+        claim(m, opened["turn"] == state("TURNED"), ~loading | state("IDLE") | (state("LOOK") & (here == 0)))
+        claim(m, ~state("LOOK") | (here != 0) | loading)
+        looking = state("LOOK", "TAKE", "SEE", "NAME")
         with m.If(dut.busy & ~state("DRAIN")):
-            claim(
-                m, here < config.experts, place <= here + state("NEXT"), named <= here + ~state("LOOK", "SEE", "NAME")
-            )
+            claim(m, here < config.experts, place <= here + state("TURNED", "NEXT"), named <= here + ~looking)
+        with m.If(dut.busy & ~state("DRAIN") & ~loading):
             for n in range(MATRICES):
                 index = Signal(range(MATRICES), name=f"matrix_at_{n}")
                 m.d.comb += index.eq(Mux(turn + n < MATRICES, turn + n, turn + n - MATRICES))
@@ -184,20 +190,22 @@ class FetchProof(wiring.Component):
                     opened["offsets"].word_select(n, OFFSET_BITS) == starts_at(index, (here + moved)[: len(here)]),
                     opened["lengths"].word_select(n, LENGTH_BITS) == lengths[index],
                 )
-        with m.If(state("LOOK", "SEE", "NAME")):
+        with m.If(looking):
             claim(m, turn == 0, matrix == 0, ~owed, ~to_request | (expert >= here), ~to_name | (next_name >= here))
-        with m.If(state("LOOK")):
+        with m.If(state("LOOK", "TAKE")):
             claim(m, forgotten == (1 << here) - 1)
-        with m.If(state("SEE", "NAME", "TURN", "REQUEST", "ANNOUNCE", "NEXT")):
+        with m.If(state("TAKE")):
+            claim(m, read == Array(masks)[here])
+        with m.If(state("SEE", "NAME", "TURN", "REQUEST", "ANNOUNCE", "TURNED", "NEXT")):
             claim(
                 m,
                 forgotten == (2 << here) - 1,
                 opened["mask"] == Array(masks)[here],
                 opened["last_expert"] == (here + 1 == config.experts),
             )
-        with m.If(state("NAME", "TURN", "REQUEST", "ANNOUNCE", "NEXT")):
+        with m.If(state("NAME", "TURN", "REQUEST", "ANNOUNCE", "TURNED", "NEXT")):
             claim(m, opened["wanted"] == opened["mask"].any())
-        with m.If(state("TURN", "REQUEST", "ANNOUNCE", "NEXT")):
+        with m.If(state("TURN", "REQUEST", "ANNOUNCE", "TURNED", "NEXT")):
             claim(m, ~to_name | (next_name > here))
         with m.If(state("TURN", "REQUEST", "ANNOUNCE")):
             with m.If(opened["wanted"] | config.tape):
@@ -205,6 +213,12 @@ class FetchProof(wiring.Component):
             with m.Else():
                 claim(m, state("TURN"), matrix == 0, ~to_request | (expert > here))
             claim(m, owed == state("ANNOUNCE"))
+        with m.If(state("TURNED")):  # the reference is a step ahead
+            claim(m, ~owed)
+            with m.If((opened["wanted"] | config.tape) & (turn != Kind.DOWN.value)):
+                claim(m, to_request, expert == here, matrix == turn + 1)
+            with m.Else():
+                claim(m, matrix == 0, ~to_request | (expert > here))
         with m.If(state("NEXT")):
             claim(m, turn == 0, matrix == 0, ~owed, ~to_request | (expert > here))
         with m.If(state("DRAIN")):
@@ -222,8 +236,8 @@ def test_fetch(tmp_path):
 PASSED_OVER = "with m.If(~(wanted | config.tape)):"
 BREAKS = [
     (
-        f"{PASSED_OVER}\n                    m.d.comb += turn.eq(1)",
-        f"{PASSED_OVER}\n                    m.d.comb += turn.eq(~down)",
+        f"{PASSED_OVER}\n                    m.d.sync += turn.eq(1)",
+        f"{PASSED_OVER}\n                    m.d.sync += turn.eq(~down)",
     ),
     (PASSED_OVER, "with m.If(0):"),
     (PASSED_OVER, "with m.If(~wanted):"),
@@ -245,4 +259,4 @@ BREAKS = [
 @pytest.mark.parametrize(("old", "new"), BREAKS)
 def test_the_proof_fails_on_a_broken_fetch(old, new, tmp_path):
     with pytest.raises(Refuted):
-        prove(FetchProof(broken(fetch, old, new), refute=True), tmp_path, depth=18)
+        prove(FetchProof(broken(fetch, old, new), refute=True), tmp_path, depth=28)

@@ -143,7 +143,7 @@ class FrameReceiveProof(wiring.Component):
         m.d.sync += [wanted_before.eq(dut.wanted), committed.eq(ring.commit), synced.eq(dut.sync)]
         claim(m, dut.wanted == Mux(synced, 0, (wanted_before + committed)[:16]))
         room_then = Signal()  # when the header was seen
-        with m.If(state("COMPARE")):
+        with m.If(state("WEIGH")):
             m.d.sync += room_then.eq(header_at(Mux(0, 0, 0)).words <= free)
         with m.If(state("END")):
             claim(
@@ -173,10 +173,13 @@ class FrameReceiveProof(wiring.Component):
         raw = window.as_value()
         seen = Signal(range(FRAME_WORDS + 1))  # words of payload that came
         m.d.comb += seen.eq(words - opened["words_left"])
-        judging = ("LOOK", "CHECK", "LAST OF CHECK", "SUM", "COMPARE", "JUDGE")
+        judging = ("LOOK", "CHECK", "LAST OF CHECK", "SUM", "COMPARE", "WEIGH", "JUDGE")
         body = ("PAYLOAD", "TRAILER", "LAST OF TRAILER", "COMPARE TRAILER", "VERIFY")
         message = is_header(raw) & (window.type == Type.MESSAGE)
         none_stored = ~opened["payload"] & ~opened["stored"]
+        claim(m, opened["hunting"] == state("HUNT"), opened["checking"] == state("CHECK"))
+        claim(m, opened["in_payload"] == state("PAYLOAD"), opened["in_trailer"] == state("TRAILER"))
+        claim(m, *(opened[name] for name in ("one_more", "whole", "at_end")))  # a beat is a word
         claim(m, opened["checked"] == state("LAST OF CHECK"), opened["trailer"] == state("LAST OF TRAILER"))
         claim(m, opened["compared"] == state("COMPARE TRAILER"))
         claim(m, opened["crc_compared"] == opened["compared"], opened["crc_same"] | state("VERIFY"))
@@ -184,7 +187,7 @@ class FrameReceiveProof(wiring.Component):
         claim(m, count <= FRAME_WORDS)
         with m.If(state(*judging)):
             claim(m, raw == came[0])
-        with m.If(state("CHECK", "LAST OF CHECK", "SUM", "COMPARE", "JUDGE")):
+        with m.If(state(*judging[1:])):
             claim(m, window.magic == MAGIC)
         with m.If(state("CHECK", "LAST OF CHECK")):
             claim(m, crc.crc == 0, ~crc.came)
@@ -192,15 +195,25 @@ class FrameReceiveProof(wiring.Component):
             claim(m, opened["current"] == raw)
         with m.If(state("SUM")):
             claim(m, crc.came, crc.crc == 0, crc.share == folded(raw))
-        with m.If(state("COMPARE", "JUDGE")):
+        with m.If(state("COMPARE", "WEIGH", "JUDGE")):
             claim(m, ~crc.came, crc.crc == folded(raw))
         with m.If(state("COMPARE")):
             claim(m, (opened["acceptable"] & (folded(raw) == RESIDUE)) == is_header(raw))
+        with m.If(state("WEIGH")):
+            claim(m, opened["is_header"] == is_header(raw))
         with m.If(state("JUDGE")):
-            claim(m, opened["is_header"] == is_header(raw), opened["room"] == room_then)
+            told = (window.type == Type.MESSAGE) | (window.type == Type.ACK)
+            claim(
+                m,
+                opened["nothing_found"] == ~is_header(raw),
+                opened["sync_found"] == (is_header(raw) & (window.type == Type.SYNC)),
+                opened["message_found"] == message,
+                opened["told_found"] == (is_header(raw) & told),
+                opened["room"] == room_then,
+            )
             claim(m, opened["is_wanted"] == (window.sequence == dut.wanted))
             claim(m, ~room_then | (words <= free))
-        with m.If(state("COMPARE", "JUDGE")):
+        with m.If(state("COMPARE", "WEIGH", "JUDGE")):
             for name in ("message", "ack", "sync"):
                 claim(m, opened[f"is_{name}"] == (window.type == Type[name.upper()]))
         with m.If(state(*body)):
@@ -283,7 +296,7 @@ BREAKS = [
     ("| ~crc_compared", "| 1", 1),
     ("ends.eq(window.last & final)", "ends.eq(window.last)", 2),
     ("last_word.eq(window.words == 1)", "last_word.eq(1)", 2),
-    ("with m.Elif(is_message | is_ack):", "with m.Else():", 2),
+    ("is_header & (is_message | is_ack)", "is_header", 2),
 ]
 """What is replaced by what, and the words of room that it takes to see it."""
 
@@ -292,4 +305,4 @@ BREAKS = [
 @pytest.mark.parametrize(("old", "new", "room"), BREAKS)
 def test_the_proof_fails_on_a_broken_receiver(old, new, room, tmp_path):
     with pytest.raises(Refuted):
-        prove(FrameReceiveProof(copy(old, new), refute=room), tmp_path, depth=16)
+        prove(FrameReceiveProof(copy(old, new), refute=room), tmp_path, depth=18)

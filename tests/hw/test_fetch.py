@@ -137,7 +137,7 @@ def test_fetch(mode, outstanding, p_out, slow):
 
 @pytest.mark.parametrize("mode", Mode, ids=["selected", "tape"])
 def test_fetch_cycles(mode):
-    """An expert passed over takes seven cycles, each request two more when nothing waits, and the end one."""
+    """An expert passed over takes eleven cycles, each request two more when nothing waits, and the end one."""
     rng = np.random.default_rng(0)
 
     async def process(ctx, dut):
@@ -145,7 +145,7 @@ def test_fetch_cycles(mode):
             layer = make_layer(len(masks), mode=mode, outstanding=MAX_OUTSTANDING)
             events, cycles = await walk(ctx, dut, layer, masks, rng)
             requests = sum(event[0] == "request" for event in events)
-            assert cycles == 7 * len(masks) + 2 * requests + 1
+            assert cycles == 11 * len(masks) + 2 * requests + 1
 
     run(process)
 

@@ -21,9 +21,9 @@ class Filled(NamedTuple):
     empty: int
 
     def blame(self) -> list[int]:
-        """Error cycles for each route: those after it was taken and not after the next one was."""
+        """Error cycles for each route, told a cycle late: those after it was taken and not after the next one was."""
         ends = [*self.taken[1:], self.empty]
-        return [sum(a < c <= b for c in self.errors) for a, b in zip(self.taken, ends, strict=True)]
+        return [sum(a + 1 < c <= b + 1 for c in self.errors) for a, b in zip(self.taken, ends, strict=True)]
 
 
 async def fill(ctx, dut: RouteTable, entries, rng, p_in: float = 1.0) -> Filled:
@@ -40,6 +40,9 @@ async def fill(ctx, dut: RouteTable, entries, rng, p_in: float = 1.0) -> Filled:
         if ctx.get(dut.error):
             errors.append(cycle)
         if not left and ctx.get(dut.empty):
+            await ctx.tick()
+            if ctx.get(dut.error):
+                errors.append(cycle + 1)
             return Filled(taken, errors, cycle)
         assert not (offered and ctx.get(dut.empty))
         if offered and ctx.get(dut.i.ready):
@@ -50,11 +53,13 @@ async def fill(ctx, dut: RouteTable, entries, rng, p_in: float = 1.0) -> Filled:
         cycle += 1
 
 
-def masks(ctx, dut: RouteTable, experts: int) -> list[int]:
-    """All masks, each in the cycle in which its expert is named."""
+async def masks(ctx, dut: RouteTable, experts: int) -> list[int]:
+    """All masks, each in the cycle after that in which its expert is named, once the last write has been made."""
     found = []
+    await ctx.tick()
     for expert in range(experts):
         ctx.set(dut.mask_expert, expert)
+        await ctx.tick()
         found.append(ctx.get(dut.mask))
     return found
 
@@ -136,7 +141,7 @@ def test_route_table(params, batch, experts, p_in):
                 assert np.diff(got.taken).tolist() == [cycles(w) for *_, w in entries[:-1]]
                 assert max(cycles(w) for *_, w in entries) <= LIMIT
             want = expected_masks(entries, params.max_experts)
-            assert masks(ctx, dut, params.max_experts) == want
+            assert await masks(ctx, dut, params.max_experts) == want
             order = rng.permutation(len(entries))
             entries = [entries[n] for n in order]
             check_weights(entries, await weights(ctx, dut, [place for *place, _ in entries]))
@@ -146,7 +151,7 @@ def test_route_table(params, batch, experts, p_in):
                 await ctx.tick()
                 ctx.set(dut.forget, 0)
                 want[expert] = 0
-                assert masks(ctx, dut, params.max_experts) == want
+                assert await masks(ctx, dut, params.max_experts) == want
 
     run(dut, process)
 
@@ -175,7 +180,7 @@ def test_route_table_tells_errors(seed):
         limits(ctx, dut, batch, experts)
         got = await fill(ctx, dut, entries, rng)
         assert got.blame() == [error for _, error in mixed]
-        assert masks(ctx, dut, params.max_experts) == expected_masks(good, params.max_experts)
+        assert await masks(ctx, dut, params.max_experts) == expected_masks(good, params.max_experts)
         rest = [entry for entry in good if entry[:2] not in [place[:2] for place in again]]
         check_weights(rest, await weights(ctx, dut, [place for *place, _ in rest]))
 
@@ -197,7 +202,7 @@ def test_route_table_clears_itself(max_experts):
             assert got.taken == [max_experts]
             everything = [(token, expert, 1) for expert in range(max_experts) for token in range(2)][1:]
             assert (await fill(ctx, dut, everything, rng)).errors == []
-            assert masks(ctx, dut, max_experts) == [3] * max_experts
+            assert await masks(ctx, dut, max_experts) == [3] * max_experts
             ctx.set(dut.i.valid, at_work)
             await ctx.tick().repeat(2)
             ctx.set(dut.i.valid, 0)
@@ -206,6 +211,6 @@ def test_route_table_clears_itself(max_experts):
             ctx.set(reset, 0)
         await ctx.tick().repeat(max_experts)
         assert ctx.get(dut.i.ready)
-        assert masks(ctx, dut, max_experts) == [0] * max_experts
+        assert await masks(ctx, dut, max_experts) == [0] * max_experts
 
     run(ResetInserter(reset)(dut), process)
