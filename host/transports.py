@@ -199,10 +199,11 @@ class FileTransport:
         if self._closing:
             return
         with self._changed:
+            # All under the lock: as soon as it can, the reader gives the descriptors back.
             self._closing = True
+            self._interrupt()
+            os.write(self._wake, b"\0")
             self._changed.notify_all()
-        os.write(self._wake, b"\0")
-        self._interrupt()
         self._thread.join(CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._finish()

@@ -41,7 +41,7 @@ class Ring(wiring.Component):
     drop : In, the beats since the last commit are forgotten; not together with ``put``
     commit : In, they may leave; not within two cycles of ``put``, nor in the cycle before ``put`` or ``drop``
     count : In, words that they take, with ``commit``
-    free : Out, words, a cycle after ``commit``; freed : Out, high for a cycle with each word that leaves
+    free : Out, words; freed : Out, high for a cycle with each word that leaves
     o : stream of :func:`hw.layouts.link_beat`
     """
 
@@ -87,8 +87,8 @@ class Ring(wiring.Component):
             m.d.sync += written.eq(written + 1)
         with m.If(self.drop):
             m.d.sync += written.eq(committed)
-        commit, count = Signal(), Signal.like(self.count, reset_less=True)
-        m.d.sync += [commit.eq(self.commit), count.eq(Mux(self.commit, self.count, 0))]
+        commit = Signal()
+        m.d.sync += commit.eq(self.commit)
         with m.If(commit):
             m.d.sync += committed.eq(written)
 
@@ -118,6 +118,7 @@ class Ring(wiring.Component):
         m.d.comb += self.free.eq(free)
         m.d.sync += [
             self.freed.eq(queue.i.valid & whole),
-            free.eq(free + self.freed - count),
+            # Not a cycle late: what is free is told beside which frame came last.
+            free.eq(free + self.freed - Mux(self.commit, self.count, 0)),
         ]
         return m

@@ -256,7 +256,7 @@ class Echo(Elaboratable):
     """In place of a device: as few cells as use every pin."""
 
     def __init__(self) -> None:
-        self.rx, self.tx = Signal(), Signal()
+        self.rx, self.tx, self.restart = Signal(), Signal(), Signal()
 
     def elaborate(self, platform) -> Module:
         m = Module()
