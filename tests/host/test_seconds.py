@@ -77,7 +77,7 @@ def test_a_layer_by_hand():
 
 
 def test_counted_layers():
-    """Against every counted layer: never 0.01 % below, where fetching passes over experts, nor 0.2 % above."""
+    """Against every counted layer: never 0.02 % below, where fetching passes over experts, nor 0.2 % above."""
     report = json.loads((seconds.COUNTED / "layer_cycles.json").read_text())
     counts = Counts.read()
     for row in report["rows"]:
@@ -91,7 +91,7 @@ def test_counted_layers():
                 return row["passes"]
 
         cycles = seconds._cycles(Counted(MODELS["granite-1b"], None), board, counts, row["tokens"], row["mode"])
-        assert -1e-4 < cycles / row["cycles"] - 1 < 2e-3, row
+        assert -2e-4 < cycles / row["cycles"] - 1 < 2e-3, row
 
 
 def test_passes_are_of_groups():

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from boards.catalogue import ECP5_BOARDS
 from hw.formats.params import Params
 from sim import run
 
@@ -86,11 +87,12 @@ def test_an_unknown_clock_stays_unknown():
 
 
 def test_a_clock_of_other_parameters_is_not_used():
-    same = run.clock("ulx3s_85f", Params(max_experts=64))
-    deeper = run.clock("ulx3s_85f", Params(max_experts=64, max_batch=32))
+    params = ECP5_BOARDS["ulx3s_25f"].params
+    same = run.clock("ulx3s_25f", params)
+    deeper = run.clock("ulx3s_25f", replace(params, max_batch=32))
     assert deeper["hz"] == same["hz"] > 50e6
-    assert deeper["provenance"] == same["provenance"].replace("ulx3s_85f,", "ulx3s_85f with {'max_batch': 8},")
-    got = run.clock("ulx3s_85f", Params(tokens=4))
+    assert deeper["provenance"] == same["provenance"].replace("ulx3s_25f,", "ulx3s_25f with {'max_batch': 4},")
+    got = run.clock("ulx3s_25f", replace(params, tokens=2))
     assert got["hz"] is None
     assert "routed with other parameters" in got["provenance"]
 

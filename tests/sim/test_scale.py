@@ -31,7 +31,7 @@ def test_whole_token(tmp_path):
     """Two layers in sequence; the committed run is the same command on all 24."""
     path = tmp_path / "small.gguf"
     synthetic.write(path, synthetic.SHAPES["granite-1b"], 2, seed=1)
-    figures = whole_token.run(path, board="ulx3s_85f")
+    figures = whole_token.run(path, board="ulx3s_25f")
     assert figures["bit_exact"] is True
     assert (figures["layers"], figures["outputs"]) == (2, 2 * 1024)
     assert figures["bytes_requested"] == 2 * 10_321_920
