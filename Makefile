@@ -4,7 +4,7 @@ PYTHON ?= python3
 BUILD := build
 VENV := $(BUILD)/venv
 PY := $(VENV)/bin/python
-BOARD ?= ulx3s_85f
+BOARD ?= ulx3s_25f
 MODEL ?= models/tiny-moe-q6k.gguf
 SEEDS ?= 1,2,3
 

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tiny-moe-q6k.gguf", metavar="FILE.gguf")
     parser.add_argument("--layers", type=int, default=None, metavar="N", help="only the first N layers (default: all)")
-    parser.add_argument("--board", default="ulx3s_85f", help="whose routed clock turns cycles into seconds")
+    parser.add_argument("--board", default="ulx3s_25f", help="whose routed clock turns cycles into seconds")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "sim", metavar="DIR")
     args = parser.parse_args(argv)
     try:

@@ -35,7 +35,7 @@ TOKEN = b"m"
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.whole_token", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=None, metavar="FILE.gguf")
-    parser.add_argument("--board", default="ulx3s_85f", help="whose routed clock turns cycles into seconds")
+    parser.add_argument("--board", default="ulx3s_25f", help="whose routed clock turns cycles into seconds")
     parser.add_argument("--record", action="store_true", help="write sim/results/token.json")
     args = parser.parse_args(argv)
     try:
