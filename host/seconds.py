@@ -584,16 +584,16 @@ def table(report: Mapping[str, Any]) -> str:
     lines = [
         title,
         "",
-        f"{'board':<15}{'clock':>9}  {'home':<14}{'batch':>5}{'experts':>9}"
-        + ("" if joules_shown else f"{'MB/layer':>10}")
+        f"{'board':<15}{'clock':>9}  {'home':<13}{'batch':>5}{'experts':>8}"
+        + ("" if joules_shown else f"{'MB/layer':>9}")
         + f"{'s/layer':>18}"
-        f"{'tokens/s':>15}  {'binds':<12}{'x bound':>7}" + (f"{'J/token':>10}" if watts is not None else ""),
+        f"{'tokens/s':>18}  {'binds':<12}{'x bound':>7}" + (f"{'J/token':>10}" if watts is not None else ""),
     ]
     sources: dict[tuple[str, str], dict[str, None]] = {}
     for row in report["rows"]:
         value = {key: figure["value"] for key, figure in row.items() if isinstance(figure, Mapping)}
         clock = "unknown" if value["clock"] is None else f"{value['clock'] / 1e6:.1f} MHz"
-        seconds = f"unknown, >{value['at_least']:.4g}" if value["seconds"] is None else f"{value['seconds']:.4g}"
+        seconds = f"unknown, >{value['at_least']:.3g}" if value["seconds"] is None else f"{value['seconds']:.4g}"
         most = f"unknown, <{value['tokens_per_second_at_most']:.3g}"
         speed = most if value["seconds"] is None else f"{value['tokens_per_second']:.3g}"
         if row["seconds"]["provenance"].endswith(" B"):  # what does not fit has no speed at all
@@ -601,10 +601,10 @@ def table(report: Mapping[str, Any]) -> str:
         over = "unknown" if value["over_bound"] is None else f"{value['over_bound']:.3f}"
         mark = "" if row["board_has_it"] else "*"
         known = "~" if row["experts"]["provenance"].startswith("derived") else ""
-        megabytes = "" if joules_shown else f"{value['bytes'] / 1e6:>10.2f}"
+        megabytes = "" if joules_shown else f"{value['bytes'] / 1e6:>9.2f}"
         line = (
-            f"{row['board']:<15}{clock:>9}  {row['home'] + mark:<14}{value['batch']:>5}"
-            f"{known + format(value['experts'], '.2f'):>9}{megabytes}{seconds:>18}{speed:>15}  "
+            f"{row['board']:<15}{clock:>9}  {row['home'] + mark:<13}{value['batch']:>5}"
+            f"{known + format(value['experts'], '.2f'):>8}{megabytes}{seconds:>18}{speed:>18}  "
             f"{row['binds'] or 'unknown':<12}{over:>7}"
         )
         if watts is not None:
