@@ -107,7 +107,7 @@ def test_messages(proof, source, link_bytes, tmp_path):
 
 @pytest.mark.formal
 def test_the_proof_fails_on_a_broken_gather(tmp_path):
-    bad = broken(gather, "self.i.ready.eq(self.o.ready | ~self.o.valid)", "self.i.ready.eq(1)")
+    bad = broken(gather, "else self.o.ready | ~self.o.valid", "else 1")
     with pytest.raises(Refuted):
         prove(gather_proof(bad, 4), tmp_path, depth=12)
 
