@@ -88,7 +88,7 @@ class ByteDevice(wiring.Component):
 def netlist(folder: Path) -> dict[str, int]:
     """Write the mapped ``device.v`` into ``folder``; returns how many cells it has of each type."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "device.il").write_text(rtlil.convert(ByteDevice(), name="device", platform=BOARDS[BOARD]()))
+    (folder / "device.il").write_text(rtlil.convert(ByteDevice(), name="device", platform=BOARDS[BOARD].platform()))
     script = (
         f"read_rtlil device.il\nsynth_ecp5 {SYNTH_OPTIONS} -top device\n"
         "tee -q -o cells.json stat -json\nwrite_verilog -noattr device.v\n"
