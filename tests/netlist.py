@@ -65,7 +65,7 @@ class ByteDevice(wiring.Component):
         super().__init__(
             {f"s_axis_{name}": In(width) for name, width in stream.items()}
             | {f"m_axis_{name}": Out(width) for name, width in stream.items()}
-            | {"s_axis_tready": Out(1), "m_axis_tready": In(1), "axis_clk": In(1), "axis_rst": In(1)}
+            | {"s_axis_tready": Out(1), "m_axis_tready": In(1)}
         )
 
     def elaborate(self, platform) -> Module:
