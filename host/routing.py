@@ -74,8 +74,10 @@ def recorded(path: Path = RECORDED) -> dict[str, Unions]:
 
 
 class TraceRow(NamedTuple):
-    """One expert of one token in one layer. ``hit``: the traced program had it in its cache; None, a NaN ``weight``: the
-    trace does not say."""
+    """One expert of one token in one layer.
+
+    ``hit``: the traced program had it in its cache. None, a NaN ``weight``: the trace does not say.
+    """
 
     turn: int
     decoded: bool

@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from time import perf_counter
@@ -57,6 +57,11 @@ class ReadCounts:
     """Spent reading, by whichever thread."""
     waited_seconds: float = 0.0
     """Spent in ``take``, waiting or reading."""
+    cached: int = 0
+    """Bytes handed over without a read: :class:`host.expert_cache.ExpertCache` had them."""
+    hits: int = 0
+    """Experts that it had, once for each time that they were wanted; 0 without it."""
+    misses: int = 0
 
     def add(self, other: ReadCounts) -> None:
         """Add ``other`` to this, field by field."""
@@ -119,6 +124,9 @@ class Store:
         self._counts: list[ReadCounts] = []
         self._closed = False
         self._start()
+
+    def announce(self, requests: Sequence[tuple[int, int]]) -> None:
+        """What will be asked for next, in order; nothing is read for it. For a store that keeps what it read."""
 
     def submit(self, offset: int, length: int) -> None:
         """Queue a read of ``length`` bytes from ``offset``."""
