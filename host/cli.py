@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from host import bench_storage, layers, seconds, selftest, transports
+from host import bench_storage, cache_replay, layers, seconds, selftest, transports
 from host.device import DeviceError
 from host.link import LinkError
 from host.model_file import ModelFile, ModelFileError
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         ("selftest", selftest, "test a device: version, parameters, link rate, damaged frames, a known answer"),
         ("layers", layers, "run a model's layers through a device and check every output"),
         ("seconds", seconds, "seconds a layer and tokens a second, by board, home of the experts and batch"),
+        ("replay", cache_replay, "recorded routes through an expert cache: hit rates by its size and policy"),
     ):
         command = commands.add_parser(name, help=text)
         module.add_arguments(command)
