@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from host.device import MATRICES, Device, LayerResult, Ledger
-from host.storage import TIMEOUT, ReadCounts, Store
+from host.storage import CLOSE_TIMEOUT, TIMEOUT, ReadCounts, Store
 from hw.formats.messages import MAX_OUTSTANDING, Layer, Mode
 from sim.golden.activations import Activations
 
@@ -234,7 +234,7 @@ class ExpertCache(Store):
             self._pools[layer].begin(wanted)
 
     def submit(self, offset: int, length: int) -> None:
-        if len(self._asked) >= MAX_OUTSTANDING or self._closed:
+        if self._closed or self.waiting >= MAX_OUTSTANDING:
             return super().submit(offset, length)  # which says what is wrong
         place = self._places.get(offset)
         matrix, parts = 0, None
@@ -263,21 +263,19 @@ class ExpertCache(Store):
             asked.parts[asked.matrix] = bytes(data)
         return data
 
-    def read(self, offset: int, length: int, timeout: float = TIMEOUT) -> memoryview:
-        if self._asked:
-            self._fail(f"offset {offset}: {len(self._asked)} reads wait; take them before reading at once")
-        self.submit(offset, length)
-        return self.take(timeout)
-
     def clear(self) -> None:
         super().clear()
         self._asked.clear()
         self._current = None
 
-    def close(self, timeout: float = 1.0) -> None:
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         super().close(timeout)
         self._asked.clear()
         self._kept.clear()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._asked)
 
     @property
     def counts(self) -> ReadCounts:

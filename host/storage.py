@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from time import perf_counter
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from hw.formats.messages import MAX_OUTSTANDING
 
@@ -137,7 +137,7 @@ class Store:
                 f"offset {offset}: {length} bytes from there are not within the file's {self.file_bytes}; "
                 "it is not the file that the request was made for, or the request is damaged"
             )
-        if len(self._waiting) >= MAX_OUTSTANDING:
+        if self.waiting >= MAX_OUTSTANDING:
             self._fail(f"offset {offset}: {MAX_OUTSTANDING} reads wait already; take one before submitting another")
         read = _Read(offset, length)
         self._waiting.append(read)
@@ -176,8 +176,8 @@ class Store:
 
     def read(self, offset: int, length: int, timeout: float = TIMEOUT) -> memoryview:
         """``submit``, then ``take``; nothing else may wait."""
-        if self._waiting:
-            self._fail(f"offset {offset}: {len(self._waiting)} reads wait; take them before reading at once")
+        if self.waiting:
+            self._fail(f"offset {offset}: {self.waiting} reads wait; take them before reading at once")
         self.submit(offset, length)
         return self.take(timeout)
 
@@ -187,6 +187,11 @@ class Store:
             self._fail("the store is closed; open it again")
         self._stop()
         self._start()
+
+    @property
+    def waiting(self) -> int:
+        """Reads submitted and not taken."""
+        return len(self._waiting)
 
     @property
     def counts(self) -> ReadCounts:
@@ -207,7 +212,7 @@ class Store:
             if self._thread:
                 self._thread.join(timeout)
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
