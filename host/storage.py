@@ -241,6 +241,15 @@ class Store:
         raise StorageError(f"{self.path}: {what}")
 
 
+def held_bytes(length: int, *, direct: bool = False, ahead: bool = True) -> int:
+    """Most bytes of buffers that a :class:`Store` holds for pieces of ``length`` bytes.
+
+    As long as its caller lets go of each before the next: two buffers, one without ``ahead``, in whole huge pages.
+    """
+    size = length + (2 * (BLOCK_BYTES - 1) if direct else 0)
+    return (1 + ahead) * (size + -size % HUGE_PAGE_BYTES)
+
+
 def new_buffer(size: int) -> mmap.mmap:
     """``size`` bytes or more of whole huge pages, where the system has them.
 
