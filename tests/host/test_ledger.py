@@ -171,9 +171,8 @@ def test_the_input_path_is_what_is_held(tmp_path, monkeypatch):
 def test_unknown_ram(capsys, monkeypatch):
     monkeypatch.setattr(ledger, "ram_bytes", lambda: None)
     assert main(["ledger", str(TINY)]) == 0
-    assert "this host's RAM unknown unknown" in [
-        " ".join(line.split()) for line in capsys.readouterr().out.splitlines()
-    ]
+    out = capsys.readouterr().out
+    assert "this host's RAM unknown unknown" in [" ".join(line.split()) for line in out.splitlines()]
 
 
 @pytest.fixture
