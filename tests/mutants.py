@@ -834,8 +834,8 @@ LINKS = (
 # Caches and what a model needs.
 CACHE, REPLAY, FLOORS = (f"tests/host/test_{name}.py" for name in ("expert_cache", "cache_replay", "ledger"))
 CACHES = (
-    ("cache: the most recently used goes", "host/expert_cache.py", "self._sizes.move_to_end(key)", "pass", REPLAY),
-    ("cache: what a pass wants may go", "host/expert_cache.py", "if other not in self._wanted:", "if True:", REPLAY),
+    ("cache: the most recently used goes", "host/expert_cache.py", "self._sizes.move_to_end(key)", "pass", CACHE),
+    ("cache: what a pass wants may go", "host/expert_cache.py", "if other not in self._wanted:", "if True:", CACHE),
     ("cache: no pass announced", "host/device.py", "        store.announce(part.expected)\n", "", CACHE),
     (
         "cache: a part of an expert is a hit",

@@ -11,7 +11,7 @@ from host.cache_replay import passes
 from host.device import Device, DeviceError, Ledger
 from host.expert_cache import MIB, BoardCache, CacheError, ExpertCache, Lru, check, pools
 from host.routing import RouteTrace, TraceRow
-from host.storage import Pread, StorageError, Store
+from host.storage import Pread, StorageError, Store, held_bytes
 from hw.formats.messages import Layer, Mode
 from sim.golden import layer as golden
 from sim.golden.activations import quantize
@@ -170,6 +170,8 @@ def test_in_ram(path, seed, ahead, policy, slots):
             return result
 
         total = run_all(model, run)
+        # What is kept is a copy: the store's buffers are as few as without it.
+        assert sum(map(len, cache._reader.buffers)) == held_bytes(MATRIX_BYTES, ahead=ahead)
     trace = model.trace()
     replayed = cache_replay.lru(trace, passes(trace), policy, slots * LAYERS * EXPERT_BYTES)
     assert total.cache_hits == replayed.hits[1] > 0
