@@ -1,5 +1,8 @@
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,29 @@ def test_kv_of_public_shapes(capsys, tmp_path, shape, bytes_):
         assert report["longest"][5]["serial"] > 32_768
         assert main(["ledger", str(path)]) == 0
         assert "24 GB                            does not fit" in capsys.readouterr().out
+
+
+LLAMA = """
+import sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, context, kind = sys.argv[1:]
+params.n_ctx, params.n_parallel, params.n_gpu_layers = int(context), 1, 0
+params.offline, params.warmup, params.verbosity = True, False, 4
+params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{kind}")
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+xllamacpp.Server(params)
+"""
+
+
+@pytest.mark.parametrize("kind", ["F16", "F32"])
+def test_kv_as_llama_cpp_allocates_it(capsys, kind):
+    pytest.importorskip("xllamacpp")
+    command = [sys.executable, "-c", LLAMA, TINY, "2048", kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (mib,) = re.findall(r"KV buffer size = +([0-9.]+) MiB", done.stdout + done.stderr)
+    report = report_of(capsys, TINY, "--context", "2048", "--kv", kind.lower())
+    assert report["contexts"][0]["kv"] == float(mib) * 2**20  # 3 and 6 MiB: no digit is lost
 
 
 def test_table(capsys):
