@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from host import bench_storage, layers, seconds, selftest, transports
+from host import bench_storage, cache_replay, layers, ledger, seconds, selftest, transports
 from host.device import DeviceError
+from host.expert_cache import CacheError
 from host.link import LinkError
 from host.model_file import ModelFile, ModelFileError
 from host.routing import RoutingError
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.command(args) or 0
     except (ModelFileError, DeviceError, LinkError, RoutingError, StorageError) as error:
         return _error(error, 1)
-    except (SecondsError, SpecError, _UsageError) as error:
+    except (CacheError, SecondsError, SpecError, _UsageError) as error:
         return _error(error, 2)
     except KeyboardInterrupt:
         return _error("interrupted", 130)
@@ -72,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
         ("selftest", selftest, "test a device: version, parameters, link rate, damaged frames, a known answer"),
         ("layers", layers, "run a model's layers through a device and check every output"),
         ("seconds", seconds, "seconds a layer and tokens a second, by board, home of the experts and batch"),
+        ("ledger", ledger, "bytes that a model needs by context, and which memories hold it"),
+        ("replay", cache_replay, "recorded routes through an expert cache: hit rates by its size and policy"),
     ):
         command = commands.add_parser(name, help=text)
         module.add_arguments(command)
