@@ -108,6 +108,7 @@ class Decode(wiring.Component):
         ahead_bad = Signal(reset_less=True)
         ahead_groups = Signal(params.passes, reset_less=True)
         ahead_selected = Signal(reset_less=True)
+        ahead_one_row, ahead_one_column = Signal(reset_less=True), Signal(reset_less=True)
         ahead_valid = Signal()  # fetched and looked through
         load = Signal()
         m.d.comb += self.i_matrix.ready.eq(broken | ~fetched)
@@ -115,6 +116,8 @@ class Decode(wiring.Component):
             ahead_valid.eq(fetched & ~load),
             ahead_groups.eq(Cat(ahead.mask.word_select(group, params.tokens).any() for group in range(params.passes))),
             ahead_selected.eq(ahead.mask.any()),
+            ahead_one_row.eq(ahead.rows == 1),
+            ahead_one_column.eq(ahead.columns == 1),
             ahead_bad.eq(
                 (ahead.rows == 0)
                 | (ahead.columns == 0)
@@ -196,10 +199,10 @@ class Decode(wiring.Component):
                 kind.eq(ahead.kind),
                 column.eq(Mux(ahead.kind == Kind.DOWN, params.max_columns, 0)),
                 row_start.eq(1),
-                one_column.eq(ahead.columns == 1),
-                last_column.eq(ahead.columns == 1),
-                last_row.eq(ahead.rows == 1),
-                last_block.eq((ahead.columns == 1) & (ahead.rows == 1)),
+                one_column.eq(ahead_one_column),
+                last_column.eq(ahead_one_column),
+                last_row.eq(ahead_one_row),
+                last_block.eq(ahead_one_column & ahead_one_row),
             ]
         with m.Elif(ended):
             with m.If(last_column):

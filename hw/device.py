@@ -111,15 +111,18 @@ class LinkedEngine(wiring.Component):
             wiring.connect(m, crossing.o, engine.i)
             wiring.connect(m, outgoing.o, crossing.i)
         else:
-            gather, narrow = Gather(width, apart=True), Narrow(params.link_bytes)
-            parts |= {"gather": gather, "narrow": narrow}
+            # Words come far apart, so a register more on their way to the engine costs nothing.
+            gather, arrived = Gather(width, apart=True), Gather(params.link_bytes, apart=True)
+            narrow = Narrow(params.link_bytes)
+            parts |= {"gather": gather, "arrived": arrived, "narrow": narrow}
             wiring.connect(m, crossing.o, gather.i)
-            m.d.comb += [
-                engine.i.p.data.eq(gather.o.p.data),
-                engine.i.p.last.eq(gather.o.p.last),
-                engine.i.valid.eq(gather.o.valid),
-                gather.o.ready.eq(engine.i.ready),
-            ]
+            for source, sink in ((gather.o, arrived.i), (arrived.o, engine.i)):
+                m.d.comb += [
+                    sink.p.data.eq(source.p.data),
+                    sink.p.last.eq(source.p.last),
+                    sink.valid.eq(source.valid),
+                    source.ready.eq(sink.ready),
+                ]
             wiring.connect(m, outgoing.o, narrow.i)
             wiring.connect(m, narrow.o, crossing.i)
         add_parts(m, parts, reset)

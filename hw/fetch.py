@@ -98,14 +98,15 @@ class Fetch(wiring.Component):
 
         turn = Signal()  # a register, for it moves many: it ends the turn of the matrix at place 0
         idle = Signal()  # so is this
-        m.d.sync += turn.eq(0)
+        after = Signal(OFFSET_BITS, reset_less=True)  # the matrix at place 0, for the next expert
+        m.d.sync += [turn.eq(0), after.eq(offsets[0] + lengths[0])]
         with m.If(idle):
             m.d.sync += [offsets.eq(config.offsets), lengths.eq(config.lengths)]
         with m.Elif(turn):
             m.d.sync += [
                 offsets[0].eq(offsets[1]),
                 offsets[1].eq(offsets[2]),
-                offsets[2].eq(offsets[0] + lengths[0]),
+                offsets[2].eq(after),
                 lengths[0].eq(lengths[1]),
                 lengths[1].eq(lengths[2]),
                 lengths[2].eq(lengths[0]),

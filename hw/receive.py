@@ -160,7 +160,11 @@ class Receive(wiring.Component):
             return Cat(register, data)[8 * params.link_bytes :]
 
         configured = Signal()
-        wrong = Signal()  # the message is discarded; tells why in `error`
+        # The message is discarded, by state.
+        wrong = {
+            state: Signal(name=f"wrong_{state}")
+            for state in ("header", "act", "config", "x", "routes", "entry", "store")
+        }
         said = view(Message.CONFIG)
         # A configuration's values are far from their limits, and looked at only when all of it has come.
         checked = data.View(said.shape(), delay(m, said.as_value(), 1))
@@ -234,7 +238,11 @@ class Receive(wiring.Component):
         # Errors go through a register, and so do places, for they are many.
         m.d.sync += self.error.eq(
             Mux(delay(m, misfit, 1, control=True), Error.CONFIG, 0)
-            | Mux(delay(m, wrong & ~self.halted, 1, control=True), Error.MESSAGE, 0)
+            | Mux(
+                delay(m, delay(m, Cat(wrong.values()), 1, control=True).any() & ~self.halted, 1, control=True),
+                Error.MESSAGE,
+                0,
+            )
         )
         part_came, part = delay(m, configuring & self.i.valid, 1, control=True), delay(m, beat.data.as_value(), 1)
         with m.If(part_came):
@@ -321,7 +329,7 @@ class Receive(wiring.Component):
                         m.next = "LOOK"
                     with m.Elif(beat.last):
                         m.d.sync += count.eq(0)
-                        m.d.comb += wrong.eq(1)
+                        m.d.comb += wrong["header"].eq(1)
             with m.State("LOOK"):
                 m.next = "JUDGE"
             with m.State("JUDGE"):
@@ -343,7 +351,7 @@ class Receive(wiring.Component):
             with m.State("ACT"):
                 m.d.comb += [
                     fresh.eq(1),
-                    wrong.eq(refused),
+                    wrong["act"].eq(refused),
                     self.reset.eq(accepted[Message.RESET]),
                     self.read_counters.eq(accepted[Message.READ_COUNTERS]),
                 ]
@@ -378,7 +386,7 @@ class Receive(wiring.Component):
                             m.d.sync += configured.eq(config_fits)
                             m.d.comb += misfit.eq(~config_fits)
                         with m.Else():
-                            m.d.comb += wrong.eq(1)
+                            m.d.comb += wrong["config"].eq(1)
                             with m.If(~beat.last):
                                 m.next = "DISCARD"
             with m.State("X"):
@@ -388,7 +396,7 @@ class Receive(wiring.Component):
                     with m.If(word.last | (x_word == X_WORDS - 1)):
                         m.next = "HEADER"
                         with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
-                            m.d.comb += wrong.eq(1)
+                            m.d.comb += wrong["x"].eq(1)
                         with m.If(~tail):
                             m.next = "DISCARD"
                 with m.If(gathered & beat.last):
@@ -402,7 +410,7 @@ class Receive(wiring.Component):
                     with m.If(homes_come):
                         m.next = "HEADER"
                 with m.Elif(ended | no_route_left):
-                    m.d.comb += wrong.eq(1)
+                    m.d.comb += wrong["routes"].eq(1)
                     m.next = "WRONG ROUTES"
                 with m.Else():
                     m.d.comb += gather.o.ready.eq(1)
@@ -424,7 +432,7 @@ class Receive(wiring.Component):
                     with m.If(entry_taken):
                         m.d.sync += self.o_home.p.expert.eq(self.o_home.p.expert + 1)
                 with m.If(entry_wrong):
-                    m.d.comb += wrong.eq(1)
+                    m.d.comb += wrong["entry"].eq(1)
                     m.next = "HEADER"
                     with m.If(~ended):
                         m.next = "DISCARD"
@@ -445,7 +453,7 @@ class Receive(wiring.Component):
             if params.memory_bits:
                 with m.State("STORE"):
                     with m.If(beyond):
-                        m.d.comb += wrong.eq(1)
+                        m.d.comb += wrong["store"].eq(1)
                         m.next = "DISCARD"
                     with m.Elif(self.o_store.valid & self.o_store.ready):
                         m.d.sync += store_word.eq(store_word + 1)

@@ -83,6 +83,7 @@ class RouteTable(wiring.Component):
         looked = Signal()  # and its expert's mask has been asked for
         checked = Signal()
         fits = Signal(3, reset_less=True)
+        zero = Signal(reset_less=True)
         good = Signal(reset_less=True)
         normal = Signal(reset_less=True)  # the weight's highest bit is at the top, or it is zero
         scaled = Signal(shape, reset_less=True)
@@ -91,9 +92,12 @@ class RouteTable(wiring.Component):
         done = Signal()
         failed = Signal()
         place = Signal.like(self.mask_expert)
+        read_at = Signal.like(place)
+        m.d.comb += read.addr.eq(read_at)
         m.d.sync += [
-            read.addr.eq(place),
+            read_at.eq(place),
             self.mask.eq(read.data),
+            zero.eq(entry.weight == 0),
             fits.eq(
                 Cat(
                     entry.token < self.batch,
@@ -127,7 +131,7 @@ class RouteTable(wiring.Component):
                 good.eq(fits.all()),
                 bit.eq(Const(1, 1) << token),
                 before.eq(read.data),
-                normal.eq(entry.weight == 0),
+                normal.eq(zero),
             ]
         with m.Else():
             with m.If(done):
