@@ -301,14 +301,20 @@ def build(
 
 def verdict(summary: dict[str, Any]) -> str:
     """One line: what was reached against what was asked."""
+    seeds = ", ".join(map(str, summary["seeds"]))
     if summary["met"]:
         text = "timing met"
+    elif summary["link_fmax_worst_hz"] < summary["target_hz"] / HALF:
+        return (
+            f"{summary['board']}: TIMING MISSED: the link's clock, worst of seeds {seeds} "
+            f"{summary['link_fmax_worst_hz'] / 1e6:.1f} MHz, wants {summary['target_hz'] / HALF / 1e6:g} MHz"
+        )
     elif summary["target_hz"] > summary["clock_cap_hz"]:
         text = f"TIMING MISSED: the device's blocks allow only {summary['clock_cap_hz'] / 1e6:.1f} MHz"
     else:
         text = "TIMING MISSED"
     return (
-        f"{summary['board']}: {text}: worst of seeds {', '.join(map(str, summary['seeds']))} "
+        f"{summary['board']}: {text}: worst of seeds {seeds} "
         f"{summary['fmax_worst_hz'] / 1e6:.1f} MHz, target {summary['target_hz'] / 1e6:g} MHz"
     )
 

@@ -28,7 +28,7 @@ from amaranth.hdl import Instance, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from boards.build import BOARDS, SYNTH_OPTIONS
+from boards.build import BOARDS, ONE_HOT, SYNTH_OPTIONS
 from host.device import Device, DeviceError, LayerResult
 from host.link import LinkError
 from host.storage import Store
@@ -90,7 +90,7 @@ def netlist(folder: Path) -> dict[str, int]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "device.il").write_text(rtlil.convert(ByteDevice(), name="device", platform=BOARDS[BOARD].platform()))
     script = (
-        f"read_rtlil device.il\nsynth_ecp5 {SYNTH_OPTIONS} -top device\n"
+        f"read_rtlil device.il\n{ONE_HOT}\nsynth_ecp5 {SYNTH_OPTIONS} -top device\n"
         "tee -q -o cells.json stat -json\nwrite_verilog -noattr device.v\n"
     )
     (folder / "device.ys").write_text(script)
