@@ -7,6 +7,7 @@ adjacent pairs where transformers rotates halves.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class TorchMissingError(RuntimeError):
-    """PyTorch or transformers is not installed, or the device asked for is not there."""
+    """PyTorch, or what goes with it, is not installed, or has not the device asked for. One line, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def build(
     Attention is transformers' ``eager``: plain matrix products, so that nothing newer is asked of a GPU. Tensors are
     read one at a time by position, not mapped. ``TorchMissingError``, ``ModelFileError`` as they come.
     """
-    torch = _torch()
+    torch = import_torch(device)
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind, names, fields = architecture(model), parameters(model), configuration(model)
@@ -274,17 +275,33 @@ def _unpaired(model: ModelFile, kind: Architecture, name: str) -> np.ndarray:
 
 
 def _put(built: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:
+    import torch
+
     module, _, leaf = name.rpartition(".")
-    setattr(built.get_submodule(module), leaf, _torch().nn.Parameter(tensor, requires_grad=False))
+    setattr(built.get_submodule(module), leaf, torch.nn.Parameter(tensor, requires_grad=False))
 
 
-def _torch() -> Any:
+def import_torch(device: str = "cpu") -> Any:
+    """PyTorch, ready for ``device``, where it computes the same bits each time; ``TorchMissingError`` otherwise."""
     try:
+        import greenlet  # noqa: F401 all that the extra brings, so that the first error says all
+        import tokenizers  # noqa: F401
         import torch
-        import transformers  # noqa: F401 asked for together, so that the first error says all
+        import transformers  # noqa: F401
     except ImportError as error:
         raise TorchMissingError(
             f"a whole model needs PyTorch and transformers, and {error.name} is not installed: "
             "pip install 'emufpga[gpu]'"
+        ) from error
+    try:
+        if torch.device(device).type == "cuda":
+            # cuBLAS adds in a fixed order only with a workspace of its own, which must be asked for before first use.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise TorchMissingError(
+            f"PyTorch {torch.__version__} cannot use {device!r} ({str(error).splitlines()[0]}): give cpu, or install a "
+            "PyTorch built for it"
         ) from error
     return torch

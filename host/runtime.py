@@ -139,12 +139,16 @@ class Runtime:
         The transformers model; its experts have no storage unless they are resident.
     ledgers
         By layer, the sums of :class:`host.device.Ledger`; ``ledger`` is their sum.
+    passes, device_seconds
+        Layers that the device ran, and seconds that they took on its clock.
     routing
         Statistics of :class:`host.routing_stats.RoutingStats`.
     live
         Requests that have not ended, in the order of joining.
     watch
         Called after each layer that the device ran; None: nobody.
+    layer_progress
+        Called while the device runs a layer, with its index, bytes answered and bytes in all; None: nobody.
     """
 
     def __init__(
@@ -163,9 +167,11 @@ class Runtime:
         self.torch_device, self.chunk = torch_device, chunk
         self.tokenizer = Tokenizer(model)
         self.ledgers: dict[int, Ledger] = {}
+        self.passes, self.device_seconds = 0, 0.0
         self.routing = RoutingStats(model.expert_count, model.experts_used)
         self.live: list[Request] = []
         self.watch: Watch | None = None
+        self.layer_progress: Callable[[int, int, int], None] | None = None
         self._ids = count()
         self._mode = Mode.TAPE if placement == "tape" else Mode.SELECTED
         self.vocabulary = network.config.vocab_size
@@ -465,10 +471,12 @@ class Runtime:
         assert all(call.layer is layer for call in calls), "every pass takes the layers in the same order"
         x = Activations(*(np.concatenate(parts) for parts in zip(*(call.x for call in calls), strict=True)))
         joined = Routes(*(np.concatenate(parts) for parts in zip(*(call.routes for call in calls), strict=True)))
-        result = self.device.run_layer(
-            engine_layer(self.model, layer, self._mode), x, engine_routes(joined), self.store
-        )
+        progress = self.layer_progress and functools.partial(self.layer_progress, layer.index)
+        shape = engine_layer(self.model, layer, self._mode)
+        result = self.device.run_layer(shape, x, engine_routes(joined), self.store, progress=progress)
         self.ledgers[layer.index] = self.ledgers.get(layer.index, Ledger()) + result.ledger
+        self.passes += 1
+        self.device_seconds += result.seconds
         if self.watch:
             experts = len(np.unique(joined.experts))
             self.watch(LayerPass(layer.index, len(joined.experts), len(calls), experts, result))
