@@ -82,7 +82,7 @@ class RoutingStats:
             "provenance": {
                 "counts": f"{PROVENANCE}: tokens that chose the expert, by layer and expert",
                 "unions": f"{PROVENANCE}: different experts of so many independent requests that decoded together",
-                "reuse": f"{PROVENANCE}: share of a token's experts that the request's token before chose in that layer",
+                "reuse": f"{PROVENANCE}: share of a token's experts that the request's token before chose too",
             },
         }
 

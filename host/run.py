@@ -13,7 +13,7 @@ from typing import Any
 
 from host.device import Ledger
 from host.layers import ledger_table
-from host.runtime import CHUNK, PLACEMENTS, Request, Runtime
+from host.runtime import CHUNK, PLACEMENTS, Request, RequestError, Runtime
 
 EVERY_SECONDS = 1.0
 """Between lines of progress."""
@@ -26,8 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="golden", metavar="SPEC", help="as emufpga devices lists them")
     parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
     parser.add_argument("--max-tokens", type=_number(int, 1), default=64, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--temperature", type=_number(float, 0), default=0.0, metavar="T", help="0: the likeliest token")
-    parser.add_argument("--seed", type=_number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0")
+    parser.add_argument(
+        "--temperature", type=_number(float, 0), default=0.0, metavar="T", help="0: the likeliest token"
+    )
+    parser.add_argument(
+        "--seed", type=_number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0"
+    )
     parser.add_argument("--torch-device", default="cpu", metavar="DEVICE", help="where attention is (cpu, cuda, ...)")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of attention")
     parser.add_argument(
@@ -40,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the prompt; 130 if it was interrupted, 1 if the ledger does not add up or the model gave no numbers."""
     progress = _Progress()
-    progress.say(f"{args.model}: opening")
+    if args.routing:
+        _check_writable(args.routing)
+    progress.say(
+        f"{args.model}: opening" + (", and sim, which is compiled when first used" * args.device.startswith("sim"))
+    )
     with Runtime.open(
         args.model,
         placement=args.placement,
@@ -50,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
         chunk=args.chunk,
         progress=progress.load,
     ) as runtime:
-        request = runtime.add(
-            args.prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
-        )
+        request = runtime.add(args.prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
         loaded, interrupted = time.monotonic(), False
         first: float | None = None
         runtime.layer_progress = progress.layer(runtime, request)
@@ -93,9 +99,9 @@ def table(report: dict[str, Any]) -> str:
     ]
     if report["placement"] == "resident":
         return "\n".join([*lines, "resident: no device, no ledger"])
+    passes = f"{report['passes']} layer passes, {report['device_seconds']:.4f} s on its clock"
     lines += [
-        f"{report['device']}, {report['placement']}: {report['passes']} layer passes, "
-        f"{report['device_seconds']:.4f} s on its clock",
+        f"{report['device']}, {report['placement']}: {passes}",
         "bytes of all layers, counted",
         *ledger_table(Ledger(**report["ledger"])),
     ]
@@ -163,6 +169,13 @@ class _Progress:
                 self.say(f"{what}: layer {layer} of {runtime.model.block_count}, {done:,} of {total:,} bytes")
 
         return told
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise RequestError(f"--routing {path}: cannot write: {error.strerror}; give another place") from error
 
 
 def _number(kind: type, least: float) -> Callable[[str], Any]:

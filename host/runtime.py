@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from host import architectures
 from host.architectures import Progress
-from host.device import Device, Ledger, LayerResult
+from host.device import Device, LayerResult, Ledger
 from host.link import Transport
 from host.model_file import ModelFile, MoeLayer
 from host.routing_stats import RoutingStats
@@ -177,7 +177,8 @@ class Runtime:
         self.vocabulary = network.config.vocab_size
         self.context = model.context_length or network.config.max_position_embeddings
         for layer in model.layers:
-            architectures.expert_module(network, model, layer).emufpga = (self, layer)
+            module: Any = architectures.expert_module(network, model, layer)
+            module.emufpga = (self, layer)
         _register()
         network.set_experts_implementation(SEAM)
 
@@ -433,7 +434,8 @@ class Runtime:
         import greenlet
         import torch
 
-        greenlet.getcurrent().request = request  # pyright: ignore[reportAttributeAccessIssue] for the seam
+        here: Any = greenlet.getcurrent()
+        here.request = request  # for the seam
         ids = torch.tensor([given], device=self.torch_device)
         try:
             out = self.network(ids, cache=request._cache, use_cache=True, logits_to_keep=0 if keep_all else 1)
@@ -448,8 +450,8 @@ class Runtime:
         """What transformers calls for a layer's experts: tokens × width in, the same out."""
         import greenlet
 
-        here = greenlet.getcurrent()
-        request: Request = here.request  # pyright: ignore[reportAttributeAccessIssue] as set in _pass
+        here: Any = greenlet.getcurrent()
+        request: Request = here.request
         experts = index.cpu().numpy().astype(np.int64)
         self.routing.add(layer.index, request.id, not request.prefilling, experts)
         if self.placement == "resident":
