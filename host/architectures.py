@@ -208,15 +208,16 @@ def build(
     Attention is transformers' ``eager``: plain matrix products, so that nothing newer is asked of a GPU. Tensors are
     read one at a time by position, not mapped. ``TorchMissingError``, ``ModelFileError`` as they come.
     """
+    kind, names, fields = architecture(model), parameters(model), configuration(model)
+    total = model.file_bytes if experts else model.gpu_tensor_bytes
+    progress("starting PyTorch", 0, total)
     torch = import_torch(device)
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kind, names, fields = architecture(model), parameters(model), configuration(model)
     config = AutoConfig.for_model(**fields)
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     kept = getattr(torch, dtype)
-    total = model.file_bytes if experts else model.gpu_tensor_bytes
     done = 0
     for target, source in names.items():
         progress("loading", done, total)

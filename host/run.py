@@ -147,13 +147,15 @@ class _Progress:
     def __init__(self) -> None:
         self._begin = time.monotonic()
         self._told = -EVERY_SECONDS
+        self._what = ""
 
     def say(self, line: str) -> None:
         self._told = time.monotonic()
         print(f"[{self._told - self._begin:6.1f} s] {line}", file=sys.stderr, flush=True)
 
     def load(self, what: str, done: int, total: int) -> None:
-        if time.monotonic() - self._told > EVERY_SECONDS or done == total:
+        if time.monotonic() - self._told > EVERY_SECONDS or what != self._what:
+            self._what = what
             self.say(f"{what}: {done:,} of {total:,} bytes")
 
     def chunk(self, runtime: Runtime, request: Request) -> None:
