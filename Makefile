@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate suite capacity netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ faults: $(VENV)/.test ## damage both links and the storage in 2,000 ways; no wro
 
 link-rate: $(VENV)/.sim ## what the link costs, counted in RTL, and what the driver costs the simulation (minutes)
 	@$(PY) -m sim.link_rate $(if $(RECORD),--record)
+
+suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Verilated device; scores, tokens, bits of the logits (minutes)
+	@$(PY) -m tests.suite $(if $(RECORD),--record)
 
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
 	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)

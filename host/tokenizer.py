@@ -81,7 +81,9 @@ class Tokenizer:
         self._bytes = _token_bytes(tokens, types, kind == "gpt2")
         known = {name: model.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot")}
         self.ends = {int(number) for number in (known["eos"], known["eot"]) if number is not None}
-        begin = model.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
+        # Where the file does not say: as llama.cpp does.
+        usual = kind == "llama" or model.metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+        begin = model.metadata.get("tokenizer.ggml.add_bos_token", usual)
         self._begin = [int(known["bos"])] if begin and known["bos"] is not None else []
 
     @property

@@ -1,5 +1,7 @@
 """llama.cpp as the outside truth."""
 
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +29,10 @@ class LlamaCpp:
         request = {"prompt": prompt, "max_tokens": 10, "temperature": 0, "cache_prompt": False}
         answer = self._server.handle_completions(request | more)
         return answer["choices"][0]["text"], answer
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of ``text``, with the one that begins a text where the file asks for it."""
+        body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+        url, headers = f"{self._server.listening_address}/tokenize", {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as answer:
+            return json.load(answer)["tokens"]
