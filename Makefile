@@ -69,6 +69,9 @@ link-rate: $(VENV)/.sim ## what the link costs, counted in RTL, and what the dri
 suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Verilated device; scores, tokens, bits of the logits (minutes)
 	@$(PY) -m tests.suite $(if $(RECORD),--record)
 
+capacity: $(VENV)/.test ## memory of a Granite-size model by where its experts are, beside llama.cpp (a quarter of an hour, 8 GB of RAM)
+	@$(PY) -m tests.capacity $(if $(RECORD),--record)
+
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
 	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)
 

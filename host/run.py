@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     progress = _Progress()
     if args.routing:
         _check_writable(args.routing)
-    progress.say(
-        f"{args.model}: opening" + (", and sim, which is compiled when first used" * args.device.startswith("sim"))
-    )
+    compiled = " (compiled when first used, which takes minutes)" if args.device.startswith("sim") else ""
+    device = "" if args.placement == "resident" else f", {args.device}{compiled}"
+    progress.say(f"opening {args.model}, {args.placement}{device}")
     with Runtime.open(
         args.model,
         placement=args.placement,

@@ -65,9 +65,17 @@ def through(name: str, placement: str, device: str, at_once: int, tasks: list[di
     say(f"{name}: {len(tasks)} tasks")
     digest = [hashlib.sha256() for _ in tasks]
     begin = told = time.monotonic()
+
+    def progress(layer: int, done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > 5:
+            told = time.monotonic()
+            ended = len(tasks) - len(waiting) - len(runtime.live)
+            say(f"  {ended} done; layer {layer}: {done:,} of {total:,} bytes")
+
     with Runtime.open(str(FILE), placement=placement, device=device) as runtime:
         passes = []
-        runtime.watch = passes.append
+        runtime.watch, runtime.layer_progress = passes.append, progress
         waiting, requests = list(enumerate(tasks)), {}
         places: dict[Request, int] = {}
         while waiting or runtime.live:
@@ -78,9 +86,6 @@ def through(name: str, placement: str, device: str, at_once: int, tasks: list[di
             for event in runtime.step():
                 assert event.request.logits is not None
                 digest[places[event.request]].update(event.request.logits.tobytes())
-            if time.monotonic() - told > 5:
-                told = time.monotonic()
-                say(f"  {len(tasks) - len(waiting) - len(runtime.live)} done, {runtime.ledger.requested:,} bytes")
         ledger, routing = runtime.ledger, runtime.routing.report()
     cycles = sum(each.result.counters[Counter.CYCLES] for each in passes)
     return {

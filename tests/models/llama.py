@@ -9,11 +9,15 @@ import pytest
 
 
 class LlamaCpp:
-    """llama.cpp on the CPU with one file loaded, decoding greedily; close it by ``del``."""
+    """llama.cpp on the CPU with one file loaded, decoding greedily; close it by ``del``.
 
-    def __init__(self, path: Path, *, context: int = 128, threads: int = 2) -> None:
+    ``load_mode``: how the file gets into memory; "AUTO", "MMAP" or "NONE", which reads it.
+    """
+
+    def __init__(self, path: Path, *, context: int = 128, threads: int = 2, load_mode: str = "AUTO") -> None:
         xllamacpp = pytest.importorskip("xllamacpp")
         params = xllamacpp.CommonParams()
+        params.load_mode = getattr(xllamacpp.llama_load_mode, f"LLAMA_LOAD_MODE_{load_mode}")
         params.model.path = str(path)
         params.offline = True
         params.n_gpu_layers = 0
