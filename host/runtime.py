@@ -24,6 +24,7 @@ from host.architectures import Progress
 from host.device import Device, LayerResult, Ledger
 from host.link import Transport
 from host.model_file import ModelFile, MoeLayer
+from host.routing import in_parts
 from host.routing_stats import RoutingStats
 from host.storage import Store
 from host.tokenizer import TextStream, Tokenizer
@@ -109,13 +110,25 @@ class Event(NamedTuple):
 
 
 class LayerPass(NamedTuple):
-    """One call of the device, for who keeps other accounts: ``tokens`` of ``requests`` requests in one layer."""
+    """One call of the device, for who keeps other accounts: one layer, for ``requests`` requests.
+
+    ``chosen``: each token's experts, request after request, tokens × experts of a token. The rows of ``result`` are in
+    the device's order, not in that one.
+    """
 
     layer: int
-    tokens: int
     requests: int
-    experts: int
+    chosen: NDArray[np.int64]
     result: LayerResult
+
+    @property
+    def tokens(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def experts(self) -> int:
+        """Different experts that the tokens want."""
+        return len(np.unique(self.chosen))
 
 
 class _Call(NamedTuple):
@@ -473,17 +486,25 @@ class Runtime:
         assert all(call.layer is layer for call in calls), "every pass takes the layers in the same order"
         x = Activations(*(np.concatenate(parts) for parts in zip(*(call.x for call in calls), strict=True)))
         joined = Routes(*(np.concatenate(parts) for parts in zip(*(call.routes for call in calls), strict=True)))
+        # A device that holds fewer tokens takes them in parts, and each part fetches its experts.
+        order = in_parts(joined.experts, layer.experts, self.device.params.max_batch)
         progress = self.layer_progress and functools.partial(self.layer_progress, layer.index)
-        shape = engine_layer(self.model, layer, self._mode)
-        result = self.device.run_layer(shape, x, engine_routes(joined), self.store, progress=progress)
+        result = self.device.run_layer(
+            engine_layer(self.model, layer, self._mode),
+            Activations(x.mantissas[order], x.exponents[order]),
+            engine_routes(Routes(joined.experts[order], joined.weights[order])),
+            self.store,
+            progress=progress,
+        )
+        y = np.empty_like(result.y)
+        y[order] = result.y
         self.ledgers[layer.index] = self.ledgers.get(layer.index, Ledger()) + result.ledger
         self.passes += 1
         self.device_seconds += result.seconds
         if self.watch:
-            experts = len(np.unique(joined.experts))
-            self.watch(LayerPass(layer.index, len(joined.experts), len(calls), experts, result))
+            self.watch(LayerPass(layer.index, len(calls), joined.experts, result))
         ends = np.cumsum([len(call.routes.experts) for call in calls])
-        return np.split(result.y, ends[:-1])
+        return np.split(y, ends[:-1])
 
 
 class _NotNumbers(ArithmeticError):

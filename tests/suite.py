@@ -15,7 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from host.runtime import Request, Runtime
 from hw.formats.messages import Counter
@@ -87,6 +89,7 @@ def through(name: str, placement: str, device: str, at_once: int, tasks: list[di
                 assert event.request.logits is not None
                 digest[places[event.request]].update(event.request.logits.tobytes())
         ledger, routing = runtime.ledger, runtime.routing.report()
+        expert, size = runtime.model.layers[0].expert_bytes, runtime.device.params.max_batch if runtime.device else 1
     cycles = sum(each.result.counters[Counter.CYCLES] for each in passes)
     return {
         "placement": placement,
@@ -98,12 +101,18 @@ def through(name: str, placement: str, device: str, at_once: int, tasks: list[di
         "layer_passes": len(passes),
         "bytes_requested": ledger.requested,
         "bytes_useful": ledger.useful,
+        "bytes_useful_unsorted": expert * sum(unsorted(each.chosen, size) for each in passes),
         "cycles": cycles or None,
         "broken": [each.text for each in ledger.check() if not each.holds],
         "unions": [{"batch": row["batch"], **row["all"]} for row in routing["unions"]],
         "reuse": {phase: routing["reuse"][phase]["share"] for phase in ("prefill", "decode")},
         "wall_seconds": round(time.monotonic() - begin, 1),
     }
+
+
+def unsorted(chosen: NDArray[np.int64], size: int) -> int:
+    """Experts that parts of so many tokens would fetch if they were taken as they come."""
+    return sum(len(np.unique(chosen[first : first + size])) for first in range(0, len(chosen), size))
 
 
 def llama(tasks: list[dict[str, str]]) -> dict[str, Any]:
@@ -151,6 +160,7 @@ def make_report(rows: dict[str, dict[str, Any]], count: int) -> dict[str, Any]:
             "same_logit_bits": f"measured: SHA-256 over the float32 logits of every token of {', '.join(EXACT)}",
             "cycles": "counted by the Verilated device, from the routes to the last output, over all layer passes",
             "bytes_requested": "counted by the device",
+            "bytes_useful_unsorted": "derived from the routes: what parts of 8 tokens would fetch, taken as they come",
             "unions": "counted: different experts of so many requests that decoded together, all layers",
             "reuse": "counted: share of a token's experts that the same request's token before chose in that layer",
             "clock_hz": routed["provenance"],
