@@ -20,7 +20,6 @@ _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CASELESS}|\p{{N}}{{1,3}}|{_SYMBOLS}"
 SPLITS = {
-    "default": (_GPT2,),
     "gpt-2": (_GPT2,),
     "olmo": (_GPT2,),
     "refact": (_DIGITS, _GPT2),
@@ -52,8 +51,8 @@ class Tokenizer:
         types = model.array("tokenizer.ggml.token_type") or [1] * len(tokens)
         vocabulary = {token: number for number, token in enumerate(tokens)}
         if kind == "gpt2":
-            pre = str(model.metadata.get("tokenizer.ggml.pre", "default"))
-            if pre not in SPLITS:
+            pre = model.metadata.get("tokenizer.ggml.pre")
+            if not isinstance(pre, str) or pre not in SPLITS:
                 raise ModelFileError(
                     f"{model.path}: key 'tokenizer.ggml.pre' = {pre!r} is not known; known are {', '.join(SPLITS)}"
                 )

@@ -113,7 +113,7 @@ def pieces() -> list[str]:
     return [TEXT, *TEXT.splitlines(), "a", " a", "  a", "123 4567", "it's", f"x{SPECIAL}y", "\n \n", "é", "\U0001f642"]
 
 
-KINDS = {**{pre: (byte_level, pre) for pre in SPLITS if pre != "default"}, "sentencepiece": (sentencepiece,)}
+KINDS = {**{pre: (byte_level, pre) for pre in SPLITS}, "sentencepiece": (sentencepiece,)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,7 +190,7 @@ def test_stream_stops_where_the_text_has_it(byte_tokenizer, text, stop):
     ("change", "part"),
     [
         ({"model": "bert"}, "key 'tokenizer.ggml.model' = 'bert': known are 'gpt2' and 'llama'"),
-        ({"pre": "unheard-of"}, "key 'tokenizer.ggml.pre' = 'unheard-of' is not known; known are default, gpt-2"),
+        ({"pre": "unheard-of"}, "key 'tokenizer.ggml.pre' = 'unheard-of' is not known; known are gpt-2, olmo"),
     ],
 )
 def test_unknown_tokenizers(tmp_path, change, part):
