@@ -8,11 +8,11 @@ BOARD ?= ulx3s_25f
 MODEL ?= models/tiny-moe-q6k.gguf
 SEEDS ?= 1,2,3
 
-# torch for the tests of the training script; users may take any release in pyproject.toml's range.
-TEST_TORCH := torch==2.13.0
+# For the tests; users may take any release in pyproject.toml's ranges.
+TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay cache-replay cosim faults link-rate netlist boards program test test-train lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cache-replay cosim faults link-rate suite capacity netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,13 +35,11 @@ $(VENV)/.sim: pyproject.toml | $(PY)
 $(VENV)/.synth: pyproject.toml | $(PY)
 	$(call install,sim$(comma)synth)
 $(VENV)/.test: pyproject.toml | $(PY)
-	$(call install,sim$(comma)synth$(comma)test)
+	$(call install,gpu$(comma)sim$(comma)synth$(comma)test,$(TEST_TORCH))
 $(VENV)/.plot: pyproject.toml | $(PY)
 	$(call install,sim$(comma)plot)
 $(VENV)/.train: pyproject.toml | $(PY)
 	$(call install,train)
-$(VENV)/.test-train: pyproject.toml $(VENV)/.test
-	$(call install,train,$(TEST_TORCH))
 comma := ,
 
 sim: $(VENV)/.sim ## stream a real model's experts through the Verilated hardware, bit for bit
@@ -71,14 +69,17 @@ faults: $(VENV)/.test ## damage both links and the storage in 2,000 ways; no wro
 link-rate: $(VENV)/.sim ## what the link costs, counted in RTL, and what the driver costs the simulation (minutes)
 	@$(PY) -m sim.link_rate $(if $(RECORD),--record)
 
+suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Verilated device; scores, tokens, bits of the logits (minutes)
+	@$(PY) -m tests.suite $(if $(RECORD),--record)
+
+capacity: $(VENV)/.test ## memory of a Granite-size model by where its experts are, beside llama.cpp (a quarter of an hour, 8 GB of RAM)
+	@$(PY) -m tests.capacity $(if $(RECORD),--record)
+
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
 	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)
 
 test: $(VENV)/.test ## run all tests
 	@$(PY) -m pytest -n auto
-
-test-train: $(VENV)/.test-train ## run the training script's tests, which need PyTorch
-	@$(PY) -m pytest tests/models/test_train.py
 
 lint: $(VENV)/.test ## ruff and pyright
 	@$(PY) -m ruff check

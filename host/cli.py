@@ -13,12 +13,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from host import bench_storage, cache_replay, layers, ledger, seconds, selftest, transports
+from host import bench_storage, cache_replay, layers, ledger, run, seconds, selftest, transports
+from host.architectures import TorchMissingError
 from host.device import DeviceError
 from host.expert_cache import CacheError
 from host.link import LinkError
 from host.model_file import ModelFile, ModelFileError
 from host.routing import RoutingError
+from host.runtime import RequestError
 from host.seconds import SecondsError
 from host.storage import StorageError
 from host.transports import SpecError
@@ -41,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         return args.command(args) or 0
-    except (ModelFileError, DeviceError, LinkError, RoutingError, StorageError) as error:
+    except (ModelFileError, DeviceError, LinkError, RoutingError, StorageError, TorchMissingError) as error:
         return _error(error, 1)
-    except (CacheError, SecondsError, SpecError, _UsageError) as error:
+    except (CacheError, RequestError, SecondsError, SpecError, _UsageError) as error:
         return _error(error, 2)
     except KeyboardInterrupt:
         return _error("interrupted", 130)
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, module, text in (
         ("selftest", selftest, "test a device: version, parameters, link rate, damaged frames, a known answer"),
         ("layers", layers, "run a model's layers through a device and check every output"),
+        ("run", run, "answer a prompt: the whole model, its experts through a device"),
         ("seconds", seconds, "seconds a layer and tokens a second, by board, home of the experts and batch"),
         ("ledger", ledger, "bytes that a model needs by context, and which memories hold it"),
         ("replay", cache_replay, "recorded routes through an expert cache: hit rates by its size and policy"),

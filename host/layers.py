@@ -122,15 +122,18 @@ def table(report: dict[str, Any]) -> str:
             f"{row['device_seconds']:>10.4f} s{row['wall_seconds']:>8.2f} s"
         )
     total = sum((Ledger(**row["ledger"]) for row in report["layers"]), start=Ledger())
-    lines += ["", "bytes of all layers, counted"]
-    for name, text in LEDGER_LINES.items():
-        value = getattr(total, name)
-        lines.append(f"  {text:<52}{'unknown' if value is None else f'{value:,}':>16}")
+    lines += ["", "bytes of all layers, counted", *ledger_table(total)]
     broken = sorted({text for row in report["layers"] for text in row["broken"]})
     lines += ["", "NOT EQUAL: " + "; ".join(broken) if broken else "the ledger adds up"]
     if report["checked"]:
         lines.append("all outputs equal golden's, bit for bit" if report["right"] else "OUTPUTS DIFFER FROM GOLDEN'S")
     return "\n".join(lines)
+
+
+def ledger_table(ledger: Ledger) -> list[str]:
+    """A line for each count of bytes."""
+    values = ((text, getattr(ledger, name)) for name, text in LEDGER_LINES.items())
+    return [f"  {text:<52}{'unknown' if value is None else f'{value:,}':>16}" for text, value in values]
 
 
 LEDGER_LINES = {

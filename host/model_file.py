@@ -17,8 +17,9 @@ import stat
 import struct
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
+import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
@@ -147,7 +148,7 @@ class ModelFile:
 
     Build it with ``open``. Members:
 
-    - ``path``, ``file_bytes``; ``metadata``: key to number, bool or string (arrays are left out);
+    - ``path``, ``file_bytes``; ``metadata``: key to number, bool or string (``array`` reads the others);
       ``tensors``: name to ``TensorInfo``, all of the file.
     - ``architecture``, ``name`` ("" where the file has none), ``context_length`` (None where the file has none).
     - ``layers``: a ``MoeLayer`` for each layer that has experts, ascending; ``block_count``: layers with and without.
@@ -167,6 +168,7 @@ class ModelFile:
         header = _Header(path, file, self.file_bytes)
         header.walk()
         self.metadata = header.metadata
+        self._arrays = header.arrays
         self._check_metadata(header)
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
         self._check_experts()
@@ -264,6 +266,47 @@ class ModelFile:
             self._fail(f"{info}: only F32 and F16 are read as numbers here")
         data = self.read_slice(Slice(info.offset, info.length))
         return data.view(dtype).reshape(info.shape).astype(np.float32, copy=False)
+
+    def decoded(self, name: str) -> np.ndarray:
+        """A tensor of any type that the ``gguf`` package decodes, as float32 in its row-major shape.
+
+        ``ModelFileError`` for other types and names.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            self._fail(f"no tensor {name!r}")
+        if info.type in _FLOATS:
+            return self.tensor(name)
+        data = self.read_slice(Slice(info.offset, info.length))
+        try:
+            return gguf.dequantize(data.reshape(*info.shape[:-1], -1), info.type)
+        except NotImplementedError as error:
+            raise ModelFileError(
+                f"{self.path}: {info}: the gguf package does not decode this type; quantise the model again"
+            ) from error
+
+    def decoded_slice(self, tensor: ExpertTensor, expert: int) -> np.ndarray:
+        """One expert's matrix as float32, rows × columns. ``IndexError`` for an expert that is not there."""
+        data = self.read_slice(tensor.slice(expert))
+        return gguf.dequantize(data.reshape(tensor.rows, -1), tensor.type)
+
+    def array(self, key: str) -> list[Any] | None:
+        """The array under a metadata key; None where there is none. ``ModelFileError`` for text that is not UTF-8."""
+        if key not in self._arrays:
+            return None
+        kind, count, piece = self._arrays[key]
+        data = self.read_slice(piece)
+        if kind != GGUFValueType.STRING:
+            return np.frombuffer(data, _SCALARS[kind], count).tolist()
+        found, at, view = [], 0, data.tobytes()
+        for _ in range(count):
+            start = at + 8
+            at = start + int.from_bytes(view[at:start], "little")
+            try:
+                found.append(view[start:at].decode())
+            except UnicodeDecodeError as error:
+                self._fail(f"offset {piece.offset + start}: {error.reason} in key {key!r}; damaged, get the file again")
+        return found
 
     def _fail(self, what: str) -> NoReturn:
         raise ModelFileError(f"{self.path}: {what}")
@@ -377,6 +420,7 @@ class _Header:
         self.offset = 0
         self.items = 0
         self.metadata: dict[str, int | float | bool | str] = {}
+        self.arrays: dict[str, tuple[GGUFValueType, int, Slice]] = {}
         self.tensors: list[TensorInfo] = []
 
     def walk(self) -> None:
@@ -461,7 +505,7 @@ class _Header:
             self.fail_at(self.offset - 4, f"key {key!r} has unknown type {raw}; damaged, get the file again")
 
     def value(self, kind: GGUFValueType, key: str) -> int | float | bool | str | None:
-        """The value of a key; None for an array, which is stepped over."""
+        """The value of a key; None for an array, which is stepped over and noted in ``arrays``."""
         what = f"the value of key {key!r}"
         if kind == GGUFValueType.STRING:
             return self.string(MAX_STRING_BYTES, what)
@@ -473,11 +517,13 @@ class _Header:
             self.fail_at(self.offset - 12, f"key {key!r} is an array of arrays; damaged, get the file again")
         item_bytes = 8 if kind == GGUFValueType.STRING else struct.calcsize(_SCALARS[kind])
         self.items += self.count(length, item_bytes, MAX_ARRAY_ITEMS - self.items, f"items of key {key!r}")
+        start = self.offset
         if kind == GGUFValueType.STRING:
             for _ in range(length):
                 self.skip(self.string_bytes(MAX_STRING_BYTES, what))
         else:
             self.skip(length * item_bytes)
+        self.arrays[key] = (kind, length, Slice(start, self.offset - start))
         return None
 
     def tensor_info(self) -> TensorInfo:

@@ -16,6 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "sim" / "results" / "routing.json"
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -50,6 +53,31 @@ GRANITE = Unions(
 def independent(experts: int, used: int, batch: int) -> float:
     """E (1 - (1 - k / E)^B): the mean union if every token chose its k of E experts uniformly, by itself."""
     return experts * (1 - (1 - used / experts) ** batch)
+
+
+def in_parts(chosen: NDArray[np.int64], experts: int, size: int) -> NDArray[np.intp]:
+    """An order of tokens in which parts of ``size`` want few different experts each; never more than as they came.
+
+    ``chosen`` is tokens × experts of a token. Greedy: a part begins with the first token left, and takes the one that
+    adds the fewest experts until it is full.
+    """
+    wants = np.zeros((len(chosen), experts), bool)
+    np.put_along_axis(wants, chosen, True, axis=1)
+    left = np.ones(len(chosen), bool)
+    order = np.arange(len(chosen))
+    found, have = np.empty_like(order), np.zeros(experts, bool)
+    for place in range(len(chosen)):
+        if place % size == 0:
+            have[:] = False
+        added = np.where(left, (wants & ~have).sum(axis=1), experts + 1)
+        found[place] = np.argmax(left) if place % size == 0 else np.argmin(added)
+        have |= wants[found[place]]
+        left[found[place]] = False
+
+    def fetched(tokens: NDArray[np.intp]) -> int:
+        return sum(int(wants[tokens[first : first + size]].any(axis=0).sum()) for first in range(0, len(tokens), size))
+
+    return found if fetched(found) < fetched(order) else order
 
 
 def load(path: Path) -> Unions:

@@ -81,7 +81,7 @@ def seeded(seed: int = 0, shape: tuple[int, int] = (256, 1024)) -> dict[str, Flo
 
 def experts(checkpoint: Path) -> dict[str, Floats]:
     """Return the trained experts, all layers of one matrix together, each (rows, 256)."""
-    import torch  # pyright: ignore[reportMissingImports]  # the `train` extra; only this option needs it
+    import torch  # the `train` extra; only this option needs it
 
     state = torch.load(checkpoint, weights_only=True)["model"]
     return {

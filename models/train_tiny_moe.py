@@ -22,11 +22,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]  # the `train` extra, absent where only the checks run
-import torch.nn.functional as F  # pyright: ignore[reportMissingImports]  # as above
+import torch
+import torch.nn.functional as F
 
 from host import q6_k
 from models.byte_tokenizer import byte_tokens
@@ -282,6 +283,9 @@ class Experts(torch.nn.Module):
 
 class TinyMoe(torch.nn.Module):
     """The whole decoder, ``Shape`` in, logits out."""
+
+    attention: Any  # a ModuleList has no type for its members
+    experts: Any
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -831,6 +831,96 @@ LINKS = (
         "tests/host/test_device.py",
     ),
 )
+# Whole models: what surrounds the experts, and the batch that they are joined in.
+RUNTIME, ARCHITECTURES, TOKENIZER = (f"tests/host/test_{name}.py" for name in ("runtime", "architectures", "tokenizer"))
+WHOLE = (
+    (
+        "whole model: outputs left in the device's order",
+        "host/runtime.py",
+        "y[order] = result.y",
+        "y = result.y",
+        RUNTIME,
+    ),
+    ("whole model: a failed step stays in the cache", "host/runtime.py", "layer.crop(-extra)", "pass", RUNTIME),
+    ("whole model: a failed step's routes counted", "host/runtime.py", "self.routing.drop_step()\n", "pass\n", RUNTIME),
+    (
+        "whole model: logits that are no numbers taken",
+        "host/runtime.py",
+        "if not np.isfinite(logits[-1]).all():",
+        "if False:",
+        RUNTIME,
+    ),
+    (
+        "whole model: chunks depend on who else is there",
+        "host/runtime.py",
+        "request.prompt[request._seen : request._seen + self.chunk]",
+        "request.prompt[request._seen : request._seen + max(self.chunk // len(self.live), 1)]",
+        RUNTIME,
+    ),
+    (
+        "whole model: rows of Q and K left for adjacent pairs",
+        "host/architectures.py",
+        "pairs.swapaxes(1, 2)",
+        "pairs",
+        ARCHITECTURES,
+    ),
+    (
+        "whole model: up before gate",
+        "host/architectures.py",
+        "(layer.gate, layer.up)",
+        "(layer.up, layer.gate)",
+        ARCHITECTURES,
+    ),
+    (
+        "whole model: experts get storage",
+        "host/architectures.py",
+        "for layer in model.layers if experts else ():",
+        "for layer in model.layers:",
+        ARCHITECTURES,
+    ),
+    (
+        "whole model: a tensor without a place left out",
+        "host/architectures.py",
+        "if name not in known and not",
+        "if False and not",
+        ARCHITECTURES,
+    ),
+    (
+        "whole model: weights of a token always normed",
+        "host/architectures.py",
+        '"norm_topk_prob": False',
+        '"norm_topk_prob": True',
+        ARCHITECTURES,
+    ),
+    (
+        "whole model: an unfinished character shown",
+        "host/tokenizer.py",
+        "self._decoder.decode(self._tokenizer.bytes_of(token))",
+        'self._tokenizer.bytes_of(token).decode(errors="replace")',
+        TOKENIZER,
+    ),
+    (
+        "whole model: the beginning of a stop string shown",
+        "host/tokenizer.py",
+        "cut = len(text) - keep",
+        "cut = len(text)",
+        TOKENIZER,
+    ),
+    (
+        "whole model: digits of Granite's text not cut",
+        "host/tokenizer.py",
+        '"refact": (_DIGITS, _GPT2)',
+        '"refact": (_GPT2,)',
+        TOKENIZER,
+    ),
+    (
+        "whole model: groups of requests overlap",
+        "host/routing_stats.py",
+        "range(0, len(decoding) - batch + 1, batch)",
+        "range(0, len(decoding) - batch + 1)",
+        "tests/host/test_routing_stats.py",
+    ),
+)
 # Caches and what a model needs.
 CACHE, REPLAY, FLOORS = (f"tests/host/test_{name}.py" for name in ("expert_cache", "cache_replay", "ledger"))
 CACHES = (
@@ -882,7 +972,7 @@ CACHES = (
     ("ledger: tensors not compared", "host/ledger.py", "and said != counted:", "and False:", FLOORS),
     ("ledger: one read buffer", "host/storage.py", "return (1 + ahead) * (", "return (", FLOORS),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *CACHES)]
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES)]
 
 
 def main() -> int:

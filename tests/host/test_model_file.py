@@ -113,6 +113,57 @@ def test_tensors_against_gguf(small):
             model.tensor("x")
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_decoded_against_gguf(path, kind):
+    """Types that public files give the tensors beside the experts."""
+    tensors = model_tensors() | {"x.weight": Tensor(GGMLQuantizationType[kind], (3, 512))}
+    gguf_files.write(path, tensors)
+    (theirs,) = [tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "x.weight"]
+    with ModelFile.open(path) as model:
+        given = gguf.dequantize(theirs.data, theirs.tensor_type).astype(np.float32)
+        np.testing.assert_array_equal(model.decoded("x.weight"), given, strict=True)
+        with pytest.raises(ModelFileError, match="no tensor 'x'"):
+            model.decoded("x")
+
+
+def test_decoded_type_without_a_decoder(path):
+    gguf_files.write(path, model_tensors() | {"x.weight": Tensor(GGMLQuantizationType.Q8_K, (3, 512))})
+    with ModelFile.open(path) as model:
+        with pytest.raises(ModelFileError, match=r"tensor 'x.weight' \(type Q8_K, .* does not decode this type"):
+            model.decoded("x.weight")
+
+
+def test_decoded_slices_against_gguf():
+    tiny = Path(__file__).parents[2] / "models" / "tiny-moe-q6k.gguf"
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(tiny).tensors}
+    with ModelFile.open(tiny) as model:
+        for tensor in (model.layers[1].gate, model.layers[0].down):
+            given = gguf.dequantize(theirs[tensor.name].data, tensor.type)
+            for expert in range(tensor.experts):
+                np.testing.assert_array_equal(model.decoded_slice(tensor, expert), given[expert], strict=True)
+
+
+def test_arrays_against_gguf(path):
+    arrays = {"a.words": ["a", "", "wörter", "\x00\n"], "a.numbers": [1, -2, 3], "a.reals": [0.5, -1.25]}
+    gguf_files.write(path, metadata=arrays)
+    fields = gguf.GGUFReader(path).fields
+    with ModelFile.open(path) as model:
+        for key, value in arrays.items():
+            assert model.array(key) == value == fields[key].contents()
+        assert model.array("tokenizer.ggml.tokens") == ["a", "bc", "", "def"]
+        assert model.array("general.name") is None
+        assert not arrays.keys() & model.metadata.keys()
+
+
+def test_array_that_is_not_utf8(path):
+    gguf_files.write(path, metadata={"a.words": ["ab", "cd"]})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"cd", b"\xff\xff", 1))
+    with ModelFile.open(path) as model:
+        with pytest.raises(ModelFileError, match=f"offset {data.index(b'cd')}: .* in key 'a.words'; damaged"):
+            model.array("a.words")
+
+
 def test_entries_in_another_order_than_the_data(path):
     gguf_files.write(path)
     data = path.read_bytes()

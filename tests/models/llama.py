@@ -1,5 +1,7 @@
 """llama.cpp as the outside truth."""
 
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,15 @@ import pytest
 
 
 class LlamaCpp:
-    """llama.cpp on the CPU with one file loaded, decoding greedily; close it by ``del``."""
+    """llama.cpp on the CPU with one file loaded, decoding greedily; close it by ``del``.
 
-    def __init__(self, path: Path, *, context: int = 128, threads: int = 2) -> None:
+    ``load_mode``: how the file gets into memory; "AUTO", "MMAP" or "NONE", which reads it.
+    """
+
+    def __init__(self, path: Path, *, context: int = 128, threads: int = 2, load_mode: str = "AUTO") -> None:
         xllamacpp = pytest.importorskip("xllamacpp")
         params = xllamacpp.CommonParams()
+        params.load_mode = getattr(xllamacpp.llama_load_mode, f"LLAMA_LOAD_MODE_{load_mode}")
         params.model.path = str(path)
         params.offline = True
         params.n_gpu_layers = 0
@@ -27,3 +33,10 @@ class LlamaCpp:
         request = {"prompt": prompt, "max_tokens": 10, "temperature": 0, "cache_prompt": False}
         answer = self._server.handle_completions(request | more)
         return answer["choices"][0]["text"], answer
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of ``text``, with the one that begins a text where the file asks for it."""
+        body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+        url, headers = f"{self._server.listening_address}/tokenize", {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as answer:
+            return json.load(answer)["tokens"]

@@ -16,7 +16,7 @@ from sim.golden.device import GoldenTransport
 from sim.golden.layer import Route
 from tests.host.devices import MATRIX_BYTES, case
 
-PARAMS = Params(max_batch=2, max_width=256, max_expert_width=256, max_experts=4, frame_bytes=8192, memory_bits=20)
+PARAMS = Params(max_batch=2, max_width=256, max_expert_width=256, max_experts=8, frame_bytes=8192, memory_bits=20)
 NARROW = Params(link_bytes=8, max_batch=2, max_width=256, max_expert_width=256, max_experts=4)
 DESIGN_ID = 0xFEEDBEEF
 BYTES = (
