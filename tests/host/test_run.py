@@ -69,7 +69,9 @@ def test_temperature_and_seed(capsys):
         (["--prompt", "a", "--device", "gold"], 2, "device 'gold': unknown kind 'gold'"),
         (["--prompt", "a", "--device", "golden:max_experts=4"], 1, "load one built with max_experts=8"),
         (["--prompt", "a", "--torch-device", "cuda:77"], 1, "cannot use 'cuda:77'"),
-        (["--prompt", "a", "--routing", "/nowhere/r.json"], 2, "--routing /nowhere/r.json: cannot write: No such file"),
+        (["--prompt", "a", "--placement", "resident", "--device", "sim"], 2, "--placement resident uses none"),
+        (["--prompt", "a", "--seed", "1"], 2, "--seed 1: nothing is drawn at --temperature 0; give one above 0"),
+        (["--prompt", "a", "--routing", "/nowhere/r.json"], 2, "--routing /nowhere/r.json: cannot write (No such file"),
     ],
 )
 def test_refused(capsys, options, status, part):
