@@ -184,9 +184,7 @@ def _check(args: argparse.Namespace) -> None:
         try:
             args.routing.open("a").close()
         except OSError as error:
-            raise RequestError(
-                f"--routing {args.routing}: cannot write: {error.strerror}; give another place"
-            ) from error
+            raise RequestError(f"--routing {args.routing}: cannot write ({error.strerror}); give another") from error
 
 
 def _number(kind: type, least: float) -> Callable[[str], Any]:

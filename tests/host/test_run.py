@@ -71,7 +71,11 @@ def test_temperature_and_seed(capsys):
         (["--prompt", "a", "--torch-device", "cuda:77"], 1, "cannot use 'cuda:77'"),
         (["--prompt", "a", "--placement", "resident", "--device", "sim"], 2, "--placement resident uses none"),
         (["--prompt", "a", "--seed", "1"], 2, "--seed 1: nothing is drawn at --temperature 0; give one above 0"),
-        (["--prompt", "a", "--routing", "/nowhere/r.json"], 2, "--routing /nowhere/r.json: cannot write (No such file"),
+        (
+            ["--prompt", "a", "--routing", "/nowhere/r.json"],
+            2,
+            "--routing /nowhere/r.json: cannot write (No such file or directory)",
+        ),
     ],
 )
 def test_refused(capsys, options, status, part):
