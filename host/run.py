@@ -70,12 +70,14 @@ def run(args: argparse.Namespace) -> int:
                     shown += len(event.text)
                     if not args.json:
                         print(event.text, end="", flush=True)
+                        progress.open_line = not event.text.endswith("\n") and sys.stdout.isatty()
         except KeyboardInterrupt:
             interrupted = True
             runtime.cancel(request)
         ended = time.monotonic()
         if not args.json:
             print(request.text[shown:], flush=True)
+            progress.open_line = False
         report = _report(runtime, request, (loaded, first, ended))
         if args.routing:
             args.routing.write_text(json.dumps(runtime.routing.report(), indent=2) + "\n", encoding="utf-8")
@@ -143,15 +145,22 @@ def _report(runtime: Runtime, request: Request, times: tuple[float, float | None
 
 
 class _Progress:
-    """Lines on stderr, each with the time since the start."""
+    """Lines on stderr, each with the time since the start.
+
+    ``open_line``: the terminal's last line is text; one of ours begins on the next.
+    """
 
     def __init__(self) -> None:
+        self.open_line = False
         self._begin = time.monotonic()
         self._told = -EVERY_SECONDS
         self._what = ""
 
     def say(self, line: str) -> None:
         self._told = time.monotonic()
+        if self.open_line and sys.stderr.isatty():
+            print(file=sys.stderr)
+        self.open_line = False
         print(f"[{self._told - self._begin:6.1f} s] {line}", file=sys.stderr, flush=True)
 
     def load(self, what: str, done: int, total: int) -> None:
