@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from host.cli import main
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "models" / "tiny-moe-q6k.gguf")
+LIMIT_S = 300
+"""A command that has not ended by then hangs."""
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -109,10 +112,14 @@ def test_interrupted():
     ) as process:
         assert process.stderr is not None
         assert process.stdout is not None
+        limit = threading.Timer(LIMIT_S, process.kill)
+        limit.daemon = True
+        limit.start()
         while "chunk 5 of 100" not in (line := process.stderr.readline()):
             assert line, "it ended before it had begun"
         process.send_signal(signal.SIGINT)
         err, out = process.stderr.read(), process.stdout.read()
+        limit.cancel()
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "100 tokens in, 0 out, ended by cancelled" in err
