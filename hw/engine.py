@@ -22,7 +22,6 @@ from hw.layouts import (
     matrix_command,
     memory_read,
     memory_write,
-    row_sum,
 )
 from hw.matrix_engine import MatrixEngine
 from hw.primitives.queue import Queue
@@ -116,7 +115,6 @@ class Engine(wiring.Component):
         announced = Queue(matrix_command(params), MAX_OUTSTANDING)
         experts = Queue(bits_for(params.max_experts), EXPERTS_WAITING)
         requests = Queue(REQUEST, 2)
-        rows = Queue(row_sum(params), 2)
         send = Send(params, self.design_id)
         status = Module()
         parts = {
@@ -129,7 +127,6 @@ class Engine(wiring.Component):
             "announced": announced,
             "experts": experts,
             "requests": requests,
-            "rows": rows,
             "send": send,
             "status": status,
         }
@@ -257,15 +254,14 @@ class Engine(wiring.Component):
             hidden.o.ready.eq(1),
         ]
 
-        # Row sums, through a short queue on their way to one of two.
-        down = rows.o.p.kind == Kind.DOWN
-        wiring.connect(m, matrices.o, rows.i)
+        # Row sums, to one of two.
+        down = matrices.o.p.kind == Kind.DOWN
         m.d.comb += [
-            rows.o.ready.eq(Mux(down, combine.i.ready, hidden.i.ready)),
-            hidden.i.payload.eq(rows.o.payload),
-            hidden.i.valid.eq(rows.o.valid & ~down),
-            combine.i.payload.eq(rows.o.payload),
-            combine.i.valid.eq(rows.o.valid & down),
+            matrices.o.ready.eq(Mux(down, combine.i.ready, hidden.i.ready)),
+            hidden.i.payload.eq(matrices.o.payload),
+            hidden.i.valid.eq(matrices.o.valid & ~down),
+            combine.i.payload.eq(matrices.o.payload),
+            combine.i.valid.eq(matrices.o.valid & down),
         ]
 
         m.d.comb += [

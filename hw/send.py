@@ -154,38 +154,46 @@ class Send(wiring.Component):
             Message.DONE: [],
             Message.COUNTERS: [Const(len(Counter), 8)],
         }
-        # What there is to say, a cycle late: none of it is said between there and its choice.
+        # What there is to say, a cycle late, and what of it comes first, two: none of it changes between there and the
+        # choice.
         greet, tell_error, tell_layer, tell_counters, asked = (
             Signal(name=name) for name in ("greet", "tell_error", "tell_layer", "tell_counters", "asked")
         )
+        first = Signal.like(kind)
+        first_fails, first_counts = Signal(), Signal()
+        of_layer = Mux(layer_failed, kinds.index(Message.ERROR), kinds.index(Message.OUTPUT))
         m.d.sync += [
             greet.eq(~greeted),
             tell_error.eq(self.halted & ~told),
             tell_layer.eq(self.layer_done & ~told),
             tell_counters.eq(counters_wanted),
             asked.eq(greet | tell_error | tell_layer | tell_counters),
+            first_fails.eq(~greet & ~tell_error & tell_layer & layer_failed),
+            first_counts.eq(~greet & ~tell_error & ~tell_layer & tell_counters),
             last_token.eq(self.y_token + 1 == self.batch),
             self.done.eq(0),
         ]
+        with m.If(greet):
+            m.d.sync += first.eq(kinds.index(Message.HELLO))
+        with m.Elif(tell_error):
+            m.d.sync += first.eq(kinds.index(Message.ERROR))
+        with m.Elif(tell_layer):
+            m.d.sync += first.eq(of_layer)
+        with m.Else():
+            m.d.sync += first.eq(kinds.index(Message.COUNTERS))
         with m.FSM():
             with m.State("IDLE"):
                 m.d.sync += [self.y_token.eq(0), failed.eq(0)]
                 with m.If(asked):
-                    m.next = "CHOOSE"
+                    m.next = "WEIGH"
+            with m.State("WEIGH"):
+                m.next = "CHOOSE"
             with m.State("CHOOSE"):
+                m.d.sync += [kind.eq(first), failed.eq(first_fails), greeted.eq(1)]
+                with m.If(first_counts):
+                    m.d.sync += [counters_wanted.eq(0), self.counter.eq(0)]
                 m.next = "IDLE"
-                with m.If(greet):
-                    m.d.sync += [kind.eq(kinds.index(Message.HELLO)), greeted.eq(1)]
-                    m.next = "HEADER"
-                with m.Elif(tell_error):
-                    m.d.sync += kind.eq(kinds.index(Message.ERROR))
-                    m.next = "HEADER"
-                with m.Elif(tell_layer):
-                    m.d.sync += kind.eq(Mux(layer_failed, kinds.index(Message.ERROR), kinds.index(Message.OUTPUT)))
-                    m.d.sync += failed.eq(layer_failed)
-                    m.next = "HEADER"
-                with m.Elif(tell_counters):
-                    m.d.sync += [kind.eq(kinds.index(Message.COUNTERS)), counters_wanted.eq(0), self.counter.eq(0)]
+                with m.If(asked):
                     m.next = "HEADER"
             with m.State("HEADER"):
                 m.d.sync += beginning.eq(1)

@@ -1,6 +1,6 @@
 """From the link's clock to the engine's and back: messages, and the reset that begins a connection."""
 
-from amaranth.hdl import Module, ResetInserter, Signal
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.cdc import FFSynchronizer
 from amaranth.lib.wiring import In, Out
@@ -16,9 +16,9 @@ QUIET = 8
 class Passage(wiring.Component):
     """A queue whose ends have clocks of their own.
 
-    As ``amaranth.lib.fifo.AsyncFIFO``, it tells full and empty by pointers in Gray code, which the other side sees two
-    of its cycles late. Here they are compared before they are needed, with the present pointer and with the next, so
-    that neither end waits for more than a register.
+    As in ``amaranth.lib.fifo.AsyncFIFO``, each side tells the other by a pointer in Gray code how far it is. But that
+    compares pointers in the cycle in which they move; here each side counts what the other's moves give it, in as many
+    steps as that takes, so that neither waits for more than a register. What it has not counted yet is not used yet.
 
     Parameters
     ----------
@@ -43,45 +43,60 @@ class Passage(wiring.Component):
         m = Module()
         m.submodules.storage = storage = memory.Memory(shape=self.bits, depth=DEPTH, init=[])
         write, read = storage.write_port(domain=self.writer), storage.read_port(domain="comb")
-        bits = DEPTH.bit_length()  # one more than of an address, so that full differs from empty
-        half_round = 3 << (bits - 2)  # what that adds, in Gray code
-
-        def pointer(name: str, domain: str, moves: Signal) -> tuple[Signal, Signal, Signal]:
-            """A place, its Gray code, and the next one's."""
-            place, gray = Signal(bits, name=name), Signal(bits, name=f"{name}_gray")
-            gray_next = Signal(bits, init=1, name=f"{name}_gray_next")
-            after_next = (place + 2)[:bits]
-            with m.If(moves):
-                m.d[domain] += [place.eq(place + 1), gray.eq(gray_next), gray_next.eq(after_next ^ (after_next >> 1))]
-            return place, gray, gray_next
-
-        push, pop = Signal(), Signal()
-        full, empty = Signal(), Signal(init=1)
-        written, written_gray, written_next = pointer("written", self.writer, push)
-        taken, taken_gray, taken_next = pointer("taken", self.reader, pop)
-        taken_seen, written_seen = Signal(bits), Signal(bits)
-        m.submodules.to_writer = FFSynchronizer(taken_gray, taken_seen, o_domain=self.writer)
-        m.submodules.to_reader = FFSynchronizer(written_gray, written_seen, o_domain=self.reader)
-        with m.If(push):
-            m.d[self.writer] += full.eq(written_next ^ half_round == taken_seen)
-        with m.Else():
-            m.d[self.writer] += full.eq(written_gray ^ half_round == taken_seen)
-        with m.If(pop):
-            m.d[self.reader] += empty.eq(taken_next == written_seen)
-        with m.Else():
-            m.d[self.reader] += empty.eq(taken_gray == written_seen)
+        push, pop, room, there = Signal(), Signal(), Signal(), Signal()
+        writer = _End(self.writer, push, DEPTH, "writer")
+        reader = _End(self.reader, pop, 0, "reader")
+        writer.build(m, reader)
+        reader.build(m, writer)
+        # A place is there even if one is taken meanwhile. A beat is, if it is not the one that leaves.
+        several = writer.count[1:].any()
+        m.d[self.writer] += room.eq(several)
+        m.d[self.reader] += there.eq(reader.count[1:].any() | (reader.count[0] & ~pop))
         m.d.comb += [
-            push.eq(self.i.valid & ~full),
-            pop.eq(self.o.ready & ~empty),
-            self.i.ready.eq(~full),
-            self.o.valid.eq(~empty),
-            write.addr.eq(written),
+            push.eq(self.i.valid & room),
+            pop.eq(self.o.ready & there),
+            self.i.ready.eq(room),
+            self.o.valid.eq(there),
+            write.addr.eq(writer.place),
             write.data.eq(self.i.payload),
             write.en.eq(push),
-            read.addr.eq(taken),
+            read.addr.eq(reader.place),
             self.o.payload.eq(read.data),
         ]
         return m
+
+
+class _End:
+    """One side of a :class:`Passage`: where it is, and how often it may still move."""
+
+    BITS = DEPTH.bit_length()
+
+    def __init__(self, domain: str, moves: Signal, count: int, name: str) -> None:
+        self.domain, self.moves, self.name = domain, moves, name
+        self.place = Signal(self.BITS - 1, name=f"{name}_place")
+        self.gray = Signal(self.BITS, name=f"{name}_gray")
+        self.count = Signal(self.BITS, init=count, name=f"{name}_count")
+
+    def build(self, m: Module, other: "_End") -> None:
+        def signal(name: str, init: int = 0) -> Signal:
+            return Signal(self.BITS, init=init, name=f"{self.name}_{name}")
+
+        seen, now, before, gain = (signal(name) for name in ("seen", "now", "before", "gain"))
+        gain_but_one = signal("gain_but_one", init=-1 & (1 << self.BITS) - 1)
+        total = signal("total")  # moves so far
+        binary = [seen[n:].xor() for n in range(self.BITS)]
+        after = (total + 1)[: self.BITS]
+        m.submodules[f"to_{self.name}"] = FFSynchronizer(other.gray, seen, o_domain=self.domain)
+        with m.If(self.moves):
+            m.d[self.domain] += [total.eq(after), self.gray.eq(after ^ (after >> 1))]
+        m.d[self.domain] += [
+            now.eq(Cat(binary)),
+            before.eq(now),
+            gain.eq(now - before),
+            gain_but_one.eq(now - before - 1),
+            self.count.eq(self.count + Mux(self.moves, gain_but_one, gain)),
+        ]
+        m.d.comb += self.place.eq(total)
 
 
 class Crossing(wiring.Component):

@@ -10,7 +10,7 @@ from hw.formats.sigmoid import SIGNIFICANT_BITS
 from hw.route_table import RouteTable
 
 ONE = 1 << 16
-LIMIT = 20
+LIMIT = 21
 
 
 class Filled(NamedTuple):
@@ -103,8 +103,8 @@ def check_weights(entries, found) -> None:
 
 
 def cycles(weight: int) -> int:
-    """From one route taken to the next: check, shift the highest bit to the top, write."""
-    return 3 + (SIGNIFICANT_BITS - weight.bit_length() if weight else 0)
+    """From one route taken to the next: look up, check, shift the highest bit to the top, write."""
+    return 4 + (SIGNIFICANT_BITS - weight.bit_length() if weight else 0)
 
 
 def random_entries(rng, batch: int, experts: int, count: int) -> list[tuple[int, int, int]]:
