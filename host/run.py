@@ -21,35 +21,37 @@ EVERY_SECONDS = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``emufpga run`` takes."""
-    parser.add_argument("--model", required=True, metavar="FILE.gguf")
+    add_model_arguments(parser)
     parser.add_argument("--prompt", required=True, metavar="TEXT")
-    parser.add_argument("--device", default="golden", metavar="SPEC", help="as emufpga devices lists them")
-    parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
-    parser.add_argument("--max-tokens", type=_number(int, 1), default=64, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--max-tokens", type=number(int, 1), default=64, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--temperature", type=_number(float, 0), default=0.0, metavar="T", help="0: the likeliest token"
+        "--temperature", type=number(float, 0), default=0.0, metavar="T", help="0: the likeliest token"
     )
     parser.add_argument(
-        "--seed", type=_number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0"
-    )
-    parser.add_argument("--torch-device", default="cpu", metavar="DEVICE", help="where attention is (cpu, cuda, ...)")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of attention")
-    parser.add_argument(
-        "--chunk", type=_number(int, 1), default=CHUNK, metavar="N", help="prompt tokens in one pass (%(default)s)"
+        "--seed", type=number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0"
     )
     parser.add_argument("--json", action="store_true", help="print JSON when all is done, instead of text")
     parser.add_argument("--routing", type=Path, metavar="FILE.json", help="write what the routers chose")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Answer the prompt; 130 if it was interrupted, 1 if the ledger does not add up or the model gave no numbers."""
-    progress = _Progress()
-    if args.routing:
-        _check_writable(args.routing)
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that opens a model with ``open_model``."""
+    parser.add_argument("--model", required=True, metavar="FILE.gguf")
+    parser.add_argument("--device", default="golden", metavar="SPEC", help="as emufpga devices lists them")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
+    parser.add_argument("--torch-device", default="cpu", metavar="DEVICE", help="where attention is (cpu, cuda, ...)")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of attention")
+    parser.add_argument(
+        "--chunk", type=number(int, 1), default=CHUNK, metavar="N", help="prompt tokens in one pass (%(default)s)"
+    )
+
+
+def open_model(args: argparse.Namespace, progress: Progress) -> Runtime:
+    """The model of ``add_model_arguments``, told about from the first second."""
     compiled = " (compiled when first used, which takes minutes)" if args.device.startswith("sim") else ""
     device = "" if args.placement == "resident" else f", {args.device}{compiled}"
     progress.say(f"opening {args.model}, {args.placement}{device}")
-    with Runtime.open(
+    return Runtime.open(
         args.model,
         placement=args.placement,
         device=args.device,
@@ -57,7 +59,15 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         chunk=args.chunk,
         progress=progress.load,
-    ) as runtime:
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the prompt; 130 if it was interrupted, 1 if the ledger does not add up or the model gave no numbers."""
+    progress = Progress()
+    if args.routing:
+        _check_writable(args.routing)
+    with open_model(args, progress) as runtime:
         request = runtime.add(args.prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
         loaded, interrupted = time.monotonic(), False
         first: float | None = None
@@ -141,7 +151,7 @@ def _report(runtime: Runtime, request: Request, times: tuple[float, float | None
     }
 
 
-class _Progress:
+class Progress:
     """Lines on stderr, each with the time since the start."""
 
     def __init__(self) -> None:
@@ -180,7 +190,9 @@ def _check_writable(path: Path) -> None:
         raise RequestError(f"--routing {path}: cannot write: {error.strerror}; give another place") from error
 
 
-def _number(kind: type, least: float) -> Callable[[str], Any]:
+def number(kind: type, least: float) -> Callable[[str], Any]:
+    """A type for ``argparse``: an ``int`` or ``float`` of ``least`` or more."""
+
     def parse(text: str) -> Any:
         try:
             value = kind(text)
