@@ -24,12 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--max-tokens", type=number(int, 1), default=64, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--temperature", type=number(float, 0), default=0.0, metavar="T", help="0: the likeliest token"
-    )
-    parser.add_argument(
-        "--seed", type=number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0"
-    )
+    parser.add_argument("--temperature", type=number(float, 0), default=0.0, metavar="T", help="0: the likeliest token")
+    parser.add_argument("--seed", type=number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0")
     parser.add_argument("--json", action="store_true", help="print JSON when all is done, instead of text")
     parser.add_argument("--routing", type=Path, metavar="FILE.json", help="write what the routers chose")
 
