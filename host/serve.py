@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from host.run import Progress, add_model_arguments, number, open_model
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
-    from host.serve_worker import Worker
+    from host.runtime import Runtime
 
 MARGIN_SECONDS = 5
 """How long connections may take to close when their requests have ended."""
+JOIN_SECONDS = 10.0
+"""How long the end of the step under way is waited for, when nobody wants it any more."""
 AT_ONCE_SECONDS = 1.0
 """How long anything may take once a second signal came."""
 
@@ -51,60 +51,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM (0) or Ctrl-C (130)."""
     _check_installed()
-    from host.chat import Chat
-    from host.serve_api import Api
-    from host.serve_metrics import Metrics
-    from host.serve_worker import JOIN_SECONDS, Worker
-
     progress = Progress()
     with contextlib.closing(_bind(args.host, args.port)) as listener, open_model(args, progress) as runtime:
-        name = args.name or Path(args.model).name.removesuffix(".gguf")
-        chat, metrics = Chat(runtime.model, runtime.tokenizer), Metrics(runtime)
-        form = "no chat template: messages are joined" if chat.template is None else "with a chat template"
-        progress.say(f"model {name!r}, context {runtime.context:,} tokens, {form}")
-        with Worker(runtime, max_requests=args.max_requests, queue=args.queue, accounts=metrics) as worker:
-            metrics.worker = worker
-            server = Server(Api(worker, chat, metrics, name).app, worker, grace=args.grace, say=progress.say)
-            asyncio.run(server.run(listener, signals=True))
-            worker.halt()
-            if not worker.join(AT_ONCE_SECONDS if len(server.signals) > 1 else JOIN_SECONDS):
-                progress.say("the step under way does not end: leaving it")
-                os._exit(_status(server.signals))
-        if worker.failure is not None:
-            raise ServeError(f"the model's thread ended: {worker.failure!r}; start the server again")
+        server = Server(
+            runtime,
+            name=args.name or Path(args.model).name.removesuffix(".gguf"),
+            max_requests=args.max_requests,
+            queue=args.queue,
+            grace=args.grace,
+            say=progress.say,
+        )
+        asyncio.run(server.run(listener, signals=True))
+        if not server.join():
+            progress.say("the step under way does not end: leaving it")
+            os._exit(_status(server.signals))
+        if server.worker.failure is not None:
+            raise ServeError(f"the model's thread ended: {server.worker.failure!r}; start the server again")
         progress.say("stopped")
         return _status(server.signals)
 
 
 class Server:
-    """HTTP in front of a worker.
+    """A model behind HTTP.
 
     Parameters
     ----------
-    app, worker
-        What answers requests, and what works for it.
+    runtime
+        The worker's own while the server runs.
+    name
+        Of the model, for clients.
+    max_requests, queue
+        Requests that share the steps, and that wait, at most.
     grace
-        Seconds that live requests have when the server is stopped.
+        Seconds that running requests have when the server is stopped.
     say
         Told what happens.
 
     Attributes
     ----------
+    worker, metrics
+        What runs the model, and what counts.
     signals
         That came so far.
     loop
         Where ``run`` runs; None before.
+
+    Raises
+    ------
+    ModelFileError
+        The model's chat template cannot be read.
     """
 
-    def __init__(self, app: Starlette, worker: Worker, *, grace: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        name: str,
+        max_requests: int,
+        queue: int,
+        grace: float,
+        say: Callable[[str], None],
+    ) -> None:
         import uvicorn
 
-        self.worker, self.grace, self.say = worker, grace, say
+        from host.chat import Chat
+        from host.serve_api import Api
+        from host.serve_metrics import Metrics
+        from host.serve_worker import Worker
+
+        chat, self.metrics = Chat(runtime.model, runtime.tokenizer), Metrics(runtime)
+        self.worker = Worker(runtime, max_requests=max_requests, queue=queue, accounts=self.metrics)
+        self.metrics.worker = self.worker
+        self.grace, self.say = grace, say
         self.signals: list[int] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         config = uvicorn.Config(
-            app,
+            Api(self.worker, chat, self.metrics, name).app,
             http="h11",
             ws="none",
             lifespan="off",
@@ -116,6 +139,8 @@ class Server:
         )
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.capture_signals = _no_signals  # they come to ``stop``
+        form = "no chat template: messages are joined" if chat.template is None else "with a chat template"
+        say(f"model {name!r}, context {runtime.context:,} tokens, {form}")
 
     async def run(self, listener: socket.socket, *, signals: bool) -> None:
         """Answer who comes to ``listener``, a bound socket, until ``stop``; ``signals``: SIGINT and SIGTERM call it."""
@@ -126,8 +151,16 @@ class Server:
         listener.listen()
         host, port = listener.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
+        self.worker.start()
         self.say(f"serving on http://{address}:{port}/v1 (Ctrl-C stops it)")
-        await self._uvicorn.serve(sockets=[listener])
+        try:
+            await self._uvicorn.serve(sockets=[listener])
+        finally:
+            self.worker.halt()
+
+    def join(self) -> bool:
+        """Wait, but not for long, until nobody uses the runtime any more; whether that is so."""
+        return self.worker.join(AT_ONCE_SECONDS if len(self.signals) > 1 else JOIN_SECONDS)
 
     def stop(self, signal_number: int | None = None) -> None:
         """Take no more requests; those that run have the grace time, or none if this is the second call.

@@ -464,10 +464,10 @@ async def _gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """A path or method that there is not."""
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, error.detail).response()
+    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
 
 
 async def _unexpected(_request: Request, error: Exception) -> Response:

@@ -61,6 +61,7 @@ class Metrics(Collector):
         self._tokens: Counter[int] = Counter()
         self._wanted: Counter[int] = Counter()
         runtime.watch = self._watch
+        prometheus.disable_created_metrics()  # of the whole process; they double what is to be read
         prometheus.ProcessCollector(registry=self._registry)
         self._requests = self._counter("emufpga_requests", "Requests that ended, by how", ["outcome"])
         for outcome in OUTCOMES:

@@ -24,8 +24,6 @@ ATTEMPTS = 2
 """A step that fails is taken again, with the same bits; then its jobs end."""
 POLL_SECONDS = 1.0
 """How long an idle worker waits at a time."""
-JOIN_SECONDS = 10.0
-"""How long the end of the step under way is waited for, when nobody wants it any more."""
 RECOVER_SECONDS = 5.0
 """Between attempts of an idle worker to reach a device that is gone."""
 CLOSING = "the server is shutting down: send the request again, later or to another"
@@ -100,7 +98,7 @@ class _Halted(BaseException):
 
 
 class Worker:
-    """A context manager: the thread runs inside it. All methods are for any thread.
+    """A thread that runs from ``start`` to ``halt``, or ``drain`` and the last job. All methods are for any thread.
 
     Parameters
     ----------
@@ -145,13 +143,9 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="runtime", daemon=True)
         runtime.layer_progress = self._look_up
 
-    def __enter__(self) -> Worker:
+    def start(self) -> None:
+        """Begin."""
         self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.halt()
-        self.join(JOIN_SECONDS)
 
     @property
     def live(self) -> int:
