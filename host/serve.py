@@ -26,7 +26,7 @@ MARGIN_SECONDS = 5
 """How long connections may take to close when their requests have ended."""
 JOIN_SECONDS = 10.0
 """How long the end of the step under way is waited for, when nobody wants it any more."""
-AT_ONCE_SECONDS = 1.0
+AT_ONCE_SECONDS = 5.0
 """How long anything may take once a second signal came."""
 
 
