@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate suite capacity netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cache-replay cosim faults link-rate suite capacity netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ layer-cycles: $(VENV)/.sim ## cycles of a Granite-size layer by batch and token 
 
 replay: $(VENV)/.sim ## replay a real model's routes (ROUTES=FILE.csv) and count the experts that batches fetch
 	@$(PY) -m sim.replay $(or $(ROUTES),$(error give ROUTES=FILE.csv, a route_trace v1 file)) $(if $(RECORD),--record)
+
+cache-replay: $(VENV)/.sim ## replay real models' routes (ROUTES="FILE.csv ...") through an expert cache: hit rates by size and policy
+	@$(VENV)/bin/emufpga replay $(or $(ROUTES),$(error give ROUTES="FILE.csv ...", route_trace v1 files)) $(if $(RECORD),--record)
 
 cosim: $(VENV)/.test ## the driver as a process of its own against the Verilated UART and AXI-Stream devices, bit for bit (minutes)
 	@$(PY) -m sim.cosim --model $(MODEL) $(if $(LAYERS),--layers $(LAYERS))

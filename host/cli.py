@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from host import bench_storage, layers, run, seconds, selftest, serve, transports
+from host import bench_storage, cache_replay, layers, ledger, run, seconds, selftest, serve, transports
 from host.architectures import TorchMissingError
 from host.device import DeviceError
+from host.expert_cache import CacheError
 from host.link import LinkError
 from host.model_file import ModelFile, ModelFileError
 from host.routing import RoutingError
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.command(args) or 0
     except (ModelFileError, DeviceError, LinkError, RoutingError, ServeError, StorageError, TorchMissingError) as error:
         return _error(error, 1)
-    except (RequestError, SecondsError, SpecError, _UsageError) as error:
+    except (CacheError, RequestError, SecondsError, SpecError, _UsageError) as error:
         return _error(error, 2)
     except KeyboardInterrupt:
         return _error("interrupted", 130)
@@ -77,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         ("run", run, "answer a prompt: the whole model, its experts through a device"),
         ("serve", serve, "answer OpenAI's API with a model: many requests at once, experts through a device"),
         ("seconds", seconds, "seconds a layer and tokens a second, by board, home of the experts and batch"),
+        ("ledger", ledger, "bytes that a model needs by context, and which memories hold it"),
+        ("replay", cache_replay, "recorded routes through an expert cache: hit rates by its size and policy"),
     ):
         command = commands.add_parser(name, help=text)
         module.add_arguments(command)

@@ -31,11 +31,14 @@ LEDGER_HELP = {
     "moved": "of answers over the link, with padding",
     "memory": "that came from the board's own memory",
     "answered": "that the driver gave",
+    "stored": "of experts in the board's own memory that a pass wanted",
+    "loaded": "sent to the board's own memory to be kept",
     "link_written": "written to the transport",
     "link_read": "read from the transport",
     "link_resent": "of frames that had to be sent again",
     "storage_requested": "wanted from the model file",
     "storage_read": "read from the model file",
+    "storage_cached": "that an expert cache gave instead",
 }
 
 

@@ -958,7 +958,58 @@ SERVE = (
         "tests/host/test_chat.py",
     ),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *SERVE)]
+# Caches and what a model needs.
+CACHE, REPLAY, FLOORS = (f"tests/host/test_{name}.py" for name in ("expert_cache", "cache_replay", "ledger"))
+CACHES = (
+    ("cache: the most recently used goes", "host/expert_cache.py", "self._sizes.move_to_end(key)", "pass", CACHE),
+    ("cache: what a pass wants may go", "host/expert_cache.py", "if other not in self._wanted:", "if True:", CACHE),
+    ("cache: no pass announced", "host/device.py", "        store.announce(part.expected)\n", "", CACHE),
+    (
+        "cache: a part of an expert is a hit",
+        "host/expert_cache.py",
+        "parts is not None and None not in parts, size",
+        "parts is not None, size",
+        CACHE,
+    ),
+    ("cache: the buffer kept, not its bytes", "host/expert_cache.py", "= bytes(data)", "= data  # type: ignore", CACHE),
+    (
+        "cache: hits before their turn",
+        "host/expert_cache.py",
+        "self._asked.append(_Asked",
+        "self._asked.appendleft(_Asked",
+        CACHE,
+    ),
+    ("cache: hits not in the ledger", "host/device.py", 'storage["cached"]', "0", CACHE),
+    ("cache: too few slots taken", "host/expert_cache.py", "if share < used * one:", "if False:", CACHE),
+    ("cache: a failed load is a hit", "host/expert_cache.py", "pool.drop((number, expert))", "pass", CACHE),
+    (
+        "cache: loaded bytes not in the ledger",
+        "host/device.py",
+        "Counter, 0), loaded=total",
+        "Counter, 0), loaded=0",
+        CACHE,
+    ),
+    ("cache: no room is used again", "host/device.py", "free[-1] if free else", "", CACHE),
+    (
+        "replay: a prompt's tokens one by one",
+        "host/cache_replay.py",
+        "row.step if row.decoded else 0",
+        "row.step",
+        REPLAY,
+    ),
+    ("replay: the nearest use goes first", "host/cache_replay.py", "(-kept[key], key))", "(kept[key], key))", REPLAY),
+    ("ledger: keys only, no values", "host/ledger.py", "kv_heads * (key + value)", "kv_heads * key", FLOORS),
+    (
+        "ledger: a KV head for each head",
+        "host/ledger.py",
+        '{name}.head_count_kv", heads)',
+        '{name}.head_count", heads)',
+        FLOORS,
+    ),
+    ("ledger: tensors not compared", "host/ledger.py", "and said != counted:", "and False:", FLOORS),
+    ("ledger: one read buffer", "host/storage.py", "return (1 + ahead) * (", "return (", FLOORS),
+)
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE)]
 
 
 def main() -> int:
