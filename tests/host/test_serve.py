@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -69,7 +70,7 @@ class Served:
     def __init__(self, **options) -> None:
         self.runtime = Runtime.open(str(FILE), device=WIDE, chunk=4)
         self.said: list[str] = []
-        settings = dict(name=NAME, max_requests=8, queue=8, grace=LIMIT, say=self.said.append)
+        settings: dict[str, Any] = dict(name=NAME, max_requests=8, queue=8, grace=LIMIT, say=self.said.append)
         self.server = Server(self.runtime, **{**settings, **options})
         self.before_step: Callable[[], object] = lambda: None
         self.companies: list[int] = []
@@ -183,11 +184,11 @@ def alone():
     return texts
 
 
-def completion(client, prompt=PROMPTS[0], **options):
+def completion(client, prompt=PROMPTS[0], **options) -> Any:
     return client.completions.create(**{"model": NAME, "prompt": prompt, "temperature": 0, **options})
 
 
-def chat(client, text=PROMPTS[0], **options):
+def chat(client, text=PROMPTS[0], **options) -> Any:
     messages = [{"role": "user", "content": text}]
     return client.chat.completions.create(**{"model": NAME, "messages": messages, "temperature": 0, **options})
 
@@ -409,7 +410,7 @@ def test_client_that_takes_nothing(monkeypatch):
         yield b"data: 1\n\n"
         yield b"data: 2\n\n"
 
-    async def receive():
+    async def receive() -> Any:
         return await asyncio.Event().wait()
 
     async def send(message):
@@ -707,9 +708,9 @@ def test_signals(signals, status):
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as client:
             stream = chat(client, "compare " + "1" * 100, stream=True, max_tokens=10)
             next(stream)  # the role, before any token
+            assert process.stderr is not None
             for each in signals:
                 process.send_signal(each)
-                assert process.stderr is not None
                 if each == signals[0]:
                     assert "stopping: 1 running requests have 300 s" in process.stderr.readline()
             if status == 0:
