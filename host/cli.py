@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from host import bench_storage, cache_replay, layers, ledger, run, seconds, selftest, transports
+from host import bench_storage, cache_replay, layers, ledger, run, seconds, selftest, serve, transports
 from host.architectures import TorchMissingError
 from host.device import DeviceError
 from host.expert_cache import CacheError
@@ -22,6 +22,7 @@ from host.model_file import ModelFile, ModelFileError
 from host.routing import RoutingError
 from host.runtime import RequestError
 from host.seconds import SecondsError
+from host.serve import ServeError
 from host.storage import StorageError
 from host.transports import SpecError
 from hw.formats import q6_k
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         return args.command(args) or 0
-    except (ModelFileError, DeviceError, LinkError, RoutingError, StorageError, TorchMissingError) as error:
+    except (ModelFileError, DeviceError, LinkError, RoutingError, ServeError, StorageError, TorchMissingError) as error:
         return _error(error, 1)
     except (CacheError, RequestError, SecondsError, SpecError, _UsageError) as error:
         return _error(error, 2)
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         ("selftest", selftest, "test a device: version, parameters, link rate, damaged frames, a known answer"),
         ("layers", layers, "run a model's layers through a device and check every output"),
         ("run", run, "answer a prompt: the whole model, its experts through a device"),
+        ("serve", serve, "answer OpenAI's API with a model: many requests at once, experts through a device"),
         ("seconds", seconds, "seconds a layer and tokens a second, by board, home of the experts and batch"),
         ("ledger", ledger, "bytes that a model needs by context, and which memories hold it"),
         ("replay", cache_replay, "recorded routes through an expert cache: hit rates by its size and policy"),

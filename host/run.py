@@ -21,35 +21,36 @@ EVERY_SECONDS = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``emufpga run`` takes."""
-    parser.add_argument("--model", required=True, metavar="FILE.gguf")
+    add_model_arguments(parser)
     parser.add_argument("--prompt", required=True, metavar="TEXT")
-    parser.add_argument("--device", metavar="SPEC", help="as emufpga devices lists them (golden)")
-    parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
-    parser.add_argument("--max-tokens", type=_number(int, 1), default=64, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--temperature", type=_number(float, 0), default=0.0, metavar="T", help="0: the likeliest token"
-    )
-    parser.add_argument(
-        "--seed", type=_number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0"
-    )
-    parser.add_argument("--torch-device", default="cpu", metavar="DEVICE", help="where attention is (cpu, cuda, ...)")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of attention")
-    parser.add_argument(
-        "--chunk", type=_number(int, 1), default=CHUNK, metavar="N", help="prompt tokens in one pass (%(default)s)"
-    )
+    parser.add_argument("--max-tokens", type=number(int, 1), default=64, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--temperature", type=number(float, 0), default=0.0, metavar="T", help="0: the likeliest token")
+    parser.add_argument("--seed", type=number(int, 0), metavar="S", help="fixes what is drawn at a temperature above 0")
     parser.add_argument("--json", action="store_true", help="print JSON when all is done, instead of text")
     parser.add_argument("--routing", type=Path, metavar="FILE.json", help="write what the routers chose")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Answer the prompt; 130 if it was interrupted, 1 if the ledger does not add up or the model gave no numbers."""
-    progress = _Progress()
-    _check(args)
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that opens a model with ``open_model``."""
+    parser.add_argument("--model", required=True, metavar="FILE.gguf")
+    parser.add_argument("--device", metavar="SPEC", help="as emufpga devices lists them (golden)")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
+    parser.add_argument("--torch-device", default="cpu", metavar="DEVICE", help="where attention is (cpu, cuda, ...)")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of attention")
+    parser.add_argument(
+        "--chunk", type=number(int, 1), default=CHUNK, metavar="N", help="prompt tokens in one pass (%(default)s)"
+    )
+
+
+def open_model(args: argparse.Namespace, progress: Progress) -> Runtime:
+    """The model of ``add_model_arguments``; ``RequestError`` for a device that it would not use."""
+    if args.placement == "resident" and args.device:
+        raise RequestError(f"--device {args.device}: --placement resident uses none; leave one of them out")
     device = args.device or "golden"
     compiled = " (compiled when first used, which takes minutes)" if device.startswith("sim") else ""
     where = args.placement if args.placement == "resident" else f"{args.placement}, {device}{compiled}"
     progress.say(f"opening {args.model}, {where}")
-    with Runtime.open(
+    return Runtime.open(
         args.model,
         placement=args.placement,
         device=device,
@@ -57,7 +58,14 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         chunk=args.chunk,
         progress=progress.load,
-    ) as runtime:
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the prompt; 130 if it was interrupted, 1 if the ledger does not add up or the model gave no numbers."""
+    progress = Progress()
+    _check(args)
+    with open_model(args, progress) as runtime:
         request = runtime.add(args.prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
         loaded, interrupted, shown = time.monotonic(), False, 0
         first: float | None = None
@@ -144,7 +152,7 @@ def _report(runtime: Runtime, request: Request, times: tuple[float, float | None
     }
 
 
-class _Progress:
+class Progress:
     """Lines on stderr, each with the time since the start.
 
     ``open_line``: the terminal's last line is text; one of ours begins on the next.
@@ -185,8 +193,6 @@ class _Progress:
 
 def _check(args: argparse.Namespace) -> None:
     """RequestError for options that would do nothing, and for a file that cannot be written."""
-    if args.placement == "resident" and args.device:
-        raise RequestError(f"--device {args.device}: --placement resident uses none; leave one of them out")
     if args.seed is not None and not args.temperature:
         raise RequestError(f"--seed {args.seed}: nothing is drawn at --temperature 0; give one above 0")
     if args.routing:
@@ -196,7 +202,9 @@ def _check(args: argparse.Namespace) -> None:
             raise RequestError(f"--routing {args.routing}: cannot write ({error.strerror}); give another") from error
 
 
-def _number(kind: type, least: float) -> Callable[[str], Any]:
+def number(kind: type, least: float) -> Callable[[str], Any]:
+    """A type for ``argparse``: an ``int`` or ``float`` of ``least`` or more."""
+
     def parse(text: str) -> Any:
         try:
             value = kind(text)

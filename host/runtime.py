@@ -302,6 +302,18 @@ class Runtime:
         drawn; a ``stop`` string ends the text and is left out. The end of the context ends it too ("length").
         ``RequestError`` for what cannot be.
         """
+        tokens = self.check(prompt, max_tokens=max_tokens, temperature=temperature)
+        from transformers import DynamicCache
+
+        request = Request(next(self._ids), tokens, max_tokens, temperature)
+        request._random = np.random.default_rng(seed)
+        request._stream = TextStream(self.tokenizer, stop)
+        request._cache = DynamicCache(config=self.network.config)
+        self.live.append(request)
+        return request
+
+    def check(self, prompt: str | Sequence[int], *, max_tokens: int, temperature: float = 0.0) -> list[int]:
+        """The prompt's tokens; ``RequestError`` for what ``add`` refuses. Any thread may ask, at any time."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [operator.index(t) for t in prompt]
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")
@@ -317,14 +329,7 @@ class Runtime:
             raise RequestError(f"max_tokens must be 1 or more, not {max_tokens}")
         if not 0 <= temperature < float("inf"):
             raise RequestError(f"temperature must be 0 or more, not {temperature}")
-        from transformers import DynamicCache
-
-        request = Request(next(self._ids), tokens, max_tokens, temperature)
-        request._random = np.random.default_rng(seed)
-        request._stream = TextStream(self.tokenizer, stop)
-        request._cache = DynamicCache(config=self.network.config)
-        self.live.append(request)
-        return request
+        return tokens
 
     def cancel(self, request: Request) -> None:
         """Let a request leave; nothing happens to one that has ended."""

@@ -944,6 +944,43 @@ WHOLE = (
         "tests/host/test_routing_stats.py",
     ),
 )
+# The server: who leaves, who waits, who is told.
+SERVE_TESTS = "tests/host/test_serve.py"
+SERVE = (
+    ("serve: who went keeps its place", "host/serve_api.py", "self._cancel()", "pass", SERVE_TESTS),
+    ("serve: a failed step not taken again", "host/serve_worker.py", "ATTEMPTS = 2", "ATTEMPTS = 1", SERVE_TESTS),
+    ("serve: a queue without end", "host/serve_worker.py", ">= self.max_requests + self.queue", "< 0", SERVE_TESTS),
+    (
+        "serve: any number shares the steps",
+        "host/serve_worker.py",
+        "while self._waiting and len(self._live) < self.max_requests:",
+        "while self._waiting:",
+        SERVE_TESTS,
+    ),
+    ("serve: the layer under way not given up", "host/serve_worker.py", "raise _Halted", "return", SERVE_TESTS),
+    (
+        "serve: only the newest text is passed on",
+        "host/serve_api.py",
+        "piece._replace(text=self._held.text + piece.text)",
+        "piece",
+        SERVE_TESTS,
+    ),
+    (
+        "serve: prompt tokens counted again in each step",
+        "host/serve_worker.py",
+        "self.accounts.prompt(request.prompt_done - job._given)",
+        "self.accounts.prompt(request.prompt_done)",
+        SERVE_TESTS,
+    ),
+    ("serve: a client that takes nothing waited for", "host/serve_api.py", "WRITE_SECONDS)", "None)", SERVE_TESTS),
+    (
+        "chat: what begins a text twice",
+        "host/chat.py",
+        "return tokens[len(begin) :] if begin and tokens[: 2 * len(begin)] == 2 * begin else tokens",
+        "return tokens",
+        "tests/host/test_chat.py",
+    ),
+)
 # Caches and what a model needs.
 CACHE, REPLAY, FLOORS = (f"tests/host/test_{name}.py" for name in ("expert_cache", "cache_replay", "ledger"))
 CACHES = (
@@ -995,7 +1032,7 @@ CACHES = (
     ("ledger: tensors not compared", "host/ledger.py", "and said != counted:", "and False:", FLOORS),
     ("ledger: one read buffer", "host/storage.py", "return (1 + ahead) * (", "return (", FLOORS),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES)]
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE)]
 
 
 def main() -> int:
