@@ -12,8 +12,8 @@ from hw.primitives.queue import Queue
 
 TAIL = fmt.BLOCK_BYTES % WORD_BYTES
 OFFSETS = WORD_BYTES // TAIL
-LEAVING = 8
-"""Words on their way out; as many as keep one leaving every cycle."""
+LEAVING = 16
+"""Words on their way out: enough that none lacks until more follow when the decoder, having paused, goes on."""
 
 
 class Align(wiring.Component):

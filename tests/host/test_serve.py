@@ -551,6 +551,7 @@ def test_step_that_fails_for_good(shared, client, monkeypatch):
             completion(client)
         with pytest.raises(openai.APIError, match="golden: silent; power it off and on"):
             list(completion(client, stream=True))
+        shared.wait(lambda: "still silent" in shared.get("/health")[2])  # the reset was tried
         status, _, text = shared.get("/health")
         assert (status, json.loads(text)["status"]) == (503, "golden: still silent")
     monkeypatch.setattr("host.serve_worker.RECOVER_SECONDS", 0.0)
