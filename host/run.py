@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from host.device import Ledger
+from host.expert_cache import MIB, CacheError, ExpertCache, in_place_of
 from host.layers import ledger_table
 from host.runtime import CHUNK, PLACEMENTS, Request, RequestError, Runtime
+from host.storage import Store
 
 EVERY_SECONDS = 1.0
 """Between lines of progress."""
@@ -25,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--device", default="golden", metavar="SPEC", help="as emufpga devices lists them")
     parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument("--cache-mib", type=_number(float, 0), metavar="M", help="keep experts in RAM: MiB in all")
+    cache.add_argument("--cache-slots", type=_number(int, 1), metavar="S", help="the same: experts a layer")
     parser.add_argument("--max-tokens", type=_number(int, 1), default=64, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
         "--temperature", type=_number(float, 0), default=0.0, metavar="T", help="0: the likeliest token"
@@ -56,8 +62,11 @@ def run(args: argparse.Namespace) -> int:
         torch_device=args.torch_device,
         dtype=args.dtype,
         chunk=args.chunk,
+        cache=cache_hook(args.placement, args.cache_mib, args.cache_slots),
         progress=progress.load,
     ) as runtime:
+        if isinstance(runtime.store, ExpertCache) and runtime.store.warning:
+            progress.say(runtime.store.warning)
         request = runtime.add(args.prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
         loaded, interrupted = time.monotonic(), False
         first: float | None = None
@@ -85,6 +94,15 @@ def run(args: argparse.Namespace) -> int:
     if interrupted:
         return 130
     return 1 if report["broken"] or request.error else 0
+
+
+def cache_hook(placement: str, mib: float | None, slots: int | None) -> Callable[[Store], Store] | None:
+    """What ``Runtime.open`` takes as its cache; CacheError where no expert is ever read."""
+    if mib is None and slots is None:
+        return None
+    if placement == "resident":
+        raise CacheError("an expert cache is of no use where the experts are resident: leave --cache-... out")
+    return functools.partial(in_place_of, capacity=None if mib is None else int(mib * MIB), slots=slots)
 
 
 def table(report: dict[str, Any]) -> str:
