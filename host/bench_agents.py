@@ -184,6 +184,7 @@ def compare(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
         "load": _spread([done.load for those in runs.values() for done in those], "1", "measured: mean over a minute"),
         "packages": _versions(),
         "rows": rows,
+        "derived": _derived(args, places) if args.shape in seconds.MODELS else [],
         "routing": _routing(runs),
         "provenance": PROVENANCE,
     }
@@ -242,6 +243,11 @@ def wall_row(placement: str, n: int, those: Sequence[Run]) -> dict[str, Any]:
     row = {"placement": placement, "n": n, "axis": "wall", "board": None, "home": None, "cycles": None}
     row |= _speeds(answers, [_end(each) for each in answers], why)
     row["cpu_seconds"] = _spread([done.cpu_seconds for done in those], "s", "measured: CPU time of the process")
+    row["tokens_per_cpu_second"] = _spread(
+        [sum(each.tokens for each in done.answers) / done.cpu_seconds for done in those],
+        "tokens/s",
+        "derived: tokens / CPU time of the process, which other programs on this machine do not stretch",
+    )
     joules = [sum(done.joules.values()) or None for done in those]
     which = ", ".join(those[0].joules) or None
     return row | _energy(answers, joules, [done.wall_seconds for done in those], which) | _rest(those)
@@ -384,10 +390,37 @@ def _routing(runs: dict[tuple[str, int], list[Run]]) -> list[dict[str, Any]]:
         if those[0].routing is None:
             continue
         report = those[0].routing
-        for row in report["unions"]:
-            row["independent"] = independent(report["experts"], report["experts_used"], row["batch"])
-        same = all(done.routing == report | {"unions": done.routing["unions"]} for done in those if done.routing)
-        found.append({"placement": placement, "n": n, "same_in_all_runs": same, **report})
+        same = all(done.routing == report for done in those)
+        unions = [
+            row | {"independent": independent(report["experts"], report["experts_used"], row["batch"])}
+            for row in report["unions"]
+        ]
+        found.append({"placement": placement, "n": n, "same_in_all_runs": same, **report, "unions": unions})
+    return found
+
+
+def _derived(args: argparse.Namespace, places: Sequence[Place]) -> list[dict[str, Any]]:
+    """All layers of the shape, by :mod:`host.seconds` alone, for homes whose storage keeps up."""
+    homes = [place.name for place in places if place.storage is None]
+    found = []
+    for mode in seconds.MODES if homes else ():
+        report = seconds.calculate(
+            board_names=[args.board], model=args.shape, home_names=homes, batches=args.n, mode=mode
+        )
+        for row in report["rows"]:
+            found.append(
+                {
+                    "model": report["model"],
+                    "mode": mode,
+                    "home": row["home"],
+                    "batch": row["batch"]["value"],
+                    "experts": row["experts"]["value"] if mode == "selected" else report["shape"]["experts"],
+                    "experts_provenance": row["experts"]["provenance"],
+                    "tokens_per_second": row["tokens_per_second"]["value"],
+                    "provenance": row["tokens_per_second"]["provenance"],
+                    "binds": row["binds"],
+                }
+            )
     return found
 
 
