@@ -248,7 +248,7 @@ def verdict(workloads: Mapping[str, Report]) -> Iterator[str]:
             + (f"; with the cache {cached / many:.2f} x that" if cached else "")
             + "."
         )
-    for name, workload in workloads.items():
+    for workload in workloads.values():
         n = workload["slots"][-1]
         rams = {
             row["placement"]: f"{row['placement']} {row['peak_ram']['value'] * MB:,.0f} MB"
@@ -256,8 +256,8 @@ def verdict(workloads: Mapping[str, Report]) -> Iterator[str]:
             if row["n"] == n and row["peak_ram"]["value"]
         }
         if rams:
-            model = "the tasks' model" if name == "suite" else workload["model"]
-            yield f"- **Peak RAM**, {model}, {workload['shape']['layers']} layers: {', '.join(rams.values())} (measured)."
+            layers = f"{workload['shape']['layers']} layers"
+            yield f"- **Peak RAM**, {workload['model']}, {layers}: {', '.join(rams.values())} (measured)."
 
 
 PARTS: dict[str, Callable[[Mapping[str, Report]], Iterator[str]]] = {

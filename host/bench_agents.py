@@ -9,6 +9,7 @@ the CPU time of attention and all else that stays on the host, measured here, an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -120,10 +121,10 @@ def run(args: argparse.Namespace) -> None:
 
 def compare(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """All rows; every figure is ``{"value", "min", "max", "n", "unit", "provenance"}``, value None where unknown."""
-    model = _model(args, say)
     noise = args.max_tokens is not None
     if not noise and (args.shape or args.prompt_tokens):
         raise AgentsError("random weights answer no task: give --max-tokens with --shape, and with --prompt-tokens")
+    model = _model(args, say)
     modelled = [name for name in args.placements if PLACEMENTS[name] == "modelled"]
     with ModelFile.open(model) as file:
         name = file.name or Path(model).name
@@ -477,7 +478,8 @@ def _model(args: argparse.Namespace, say: Callable[[str], None]) -> str:
     if args.layers is not None and args.layers > most:
         raise AgentsError(f"--layers {args.layers}: {args.shape} has {most}")
     say(f"{args.shape}, {args.layers or most} of {most} layers, random weights")
-    return str(synthetic_file(args.shape, args.layers))
+    with contextlib.redirect_stdout(sys.stderr):  # it tells its progress
+        return str(synthetic_file(args.shape, args.layers))
 
 
 def _board(name: str) -> Board:

@@ -246,7 +246,8 @@ class Chosen(Routing):
         return len(set().union(*self.chosen[:batch]))
 
     def passes(self, batch: int, lanes: int) -> float:
-        groups = (self.chosen[first : first + lanes] for first in range(0, batch, lanes))
+        some = self.chosen[:batch]
+        groups = (some[first : first + lanes] for first in range(0, batch, lanes))
         return sum(len(set().union(*group)) for group in groups)
 
 
