@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import json
 import os
 import random
@@ -260,8 +261,7 @@ def ours(job: Job, tasks: list[Task]) -> Run:
 
 def llama(job: Job, tasks: list[Task]) -> Run:
     """Through llama.cpp's own server in this process, a slot for each of ``n`` clients, all layers on the CPU."""
-    import xllamacpp
-
+    xllamacpp: Any = importlib.import_module("xllamacpp")  # it has no stubs
     longest = max(len(task.prompt) for task in tasks) + (job.max_tokens or MAX_TOKENS)
     mode = "NONE" if job.placement == "llama.cpp-read" else "MMAP"
     params = xllamacpp.CommonParams()
