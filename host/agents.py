@@ -1,8 +1,8 @@
 """Independent requests in slots, as many agents would send them: one run of one placement, and what it took.
 
-``python -m host.agents '{"placement": ...}'`` does a :class:`Job` so many times, each in a process of its own, so that
-its peak memory is its own, and prints a :class:`Run` as JSON in a line for each. ``n`` slots are kept full: where a
-request ends, the next task joins. Nothing here knows boards or their time; ``host.bench_agents`` does.
+``python -m host.agents '[{"placement": ...}, ...]'`` does each :class:`Job` so many times, each time in a process of its
+own, so that its peak memory is its own, and prints a :class:`Run` as JSON in a line for each. ``n`` slots are kept full:
+where a request ends, the next task joins. Nothing here knows boards or their time; ``host.bench_agents`` does.
 """
 
 from __future__ import annotations
@@ -426,26 +426,27 @@ def work(job: Job) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do the job that is the one argument; the first status that is not 0."""
+    """Do the jobs that are the one argument; the first status that is not 0."""
     (text,) = sys.argv[1:] if argv is None else argv
-    job = Job(**json.loads(text))
-    if not job.placement.startswith("llama.cpp"):
+    jobs = [Job(**each) for each in json.loads(text)]
+    if any(not job.placement.startswith("llama.cpp") for job in jobs):
         with contextlib.suppress(ImportError):  # said where it is needed
             # Once for all runs, which begin as copies of this process: importing takes seconds.
-            from transformers import AutoModelForCausalLM, DynamicCache  # noqa: F401
-    for _ in range(job.runs):
-        child = os.fork()
-        if child == 0:
-            status = 2
-            try:
-                status = work(job)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status:
-            return abs(status)
+            from transformers import AutoModelForCausalLM, DynamicCache, GraniteMoeForCausalLM  # noqa: F401
+    for job in jobs:
+        for _ in range(job.runs):
+            child = os.fork()
+            if child == 0:
+                status = 2
+                try:
+                    status = work(job)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(status)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if status:
+                return abs(status)
     return 0
 
 

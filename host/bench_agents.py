@@ -19,8 +19,9 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -148,14 +149,21 @@ def compare(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
         prompt_tokens=args.prompt_tokens,
         max_tokens=args.max_tokens,
     )
-    todo = [(placement, n) for placement in args.placements for n in args.n]
-    runs: dict[tuple[str, int], list[Run]] = {}
     digest = _digest(model)
-    for number, (placement, n) in enumerate(todo, 1):
-        device = f", {args.device}" if PLACEMENTS[placement] == "modelled" else ""
-        say(f"{number} of {len(todo)}: {placement}{device}, n={n}, {args.runs} runs")
-        one = dataclasses.replace(job, placement=placement, n=n, runs=args.runs)
-        runs[placement, n] = _process(one, args.keep and _kept(args.keep, one, digest))
+    jobs = [
+        dataclasses.replace(job, placement=placement, n=n, runs=args.runs)
+        for placement in args.placements
+        for n in args.n
+    ]
+    found = _kept(args.keep, jobs, digest) if args.keep else {}
+    # llama.cpp's processes without PyTorch in their memory.
+    for others in (False, True):
+        some = [one for one in jobs if one.placement.startswith("llama.cpp") == others and one not in found]
+        for one, those in _processes(some, say):
+            found[one] = those
+            if args.keep:
+                _keep(args.keep, one, digest, those)
+    runs = {(one.placement, one.n): found[one] for one in jobs}
     rows = []
     for (placement, n), those in runs.items():
         if PLACEMENTS[placement] == "wall":
@@ -425,43 +433,74 @@ def _derived(args: argparse.Namespace, places: Sequence[Place]) -> list[dict[str
     return found
 
 
-def _kept(folder: Path, job: Job, digest: str) -> Path:
-    """Where the job's runs are kept: by all that it asks for, with the file's digest instead of its path."""
+def _kept(folder: Path, jobs: Iterable[Job], digest: str) -> dict[Job, list[Run]]:
+    """The jobs whose runs are in the folder, which is made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        files = {job: folder / _name(job, digest) for job in jobs}
+        return {
+            job: [Run.load_json(line) for line in file.read_text().splitlines()]
+            for job, file in files.items()
+            if file.exists()
+        }
     except OSError as error:
-        raise AgentsError(f"--keep {folder}: cannot make it: {error.strerror}; give another folder") from error
+        raise AgentsError(f"--keep {folder}: {error.strerror}; give another folder") from error
+
+
+def _keep(folder: Path, job: Job, digest: str, those: Iterable[Run]) -> None:
+    lines = (json.dumps(dataclasses.asdict(done)) for done in those)
+    (folder / _name(job, digest)).write_text("".join(f"{line}\n" for line in lines))
+
+
+def _name(job: Job, digest: str) -> str:
+    """Of a file of runs: all that the job asks for, with the model file's digest instead of its path."""
     text = json.dumps(dataclasses.asdict(job) | {"model": digest})
-    return folder / f"{job.placement}-{job.n}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    return f"{job.placement}-{job.n}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
 
 
-def _process(job: Job, kept: Path | None = None) -> list[Run]:
-    """The job's runs, each in a process of its own; ``kept``: read from there, or written when all are done."""
-    if kept and kept.exists():
-        return [Run.load_json(line) for line in kept.read_text().splitlines()]
-    what, limit = f"{job.placement}, n={job.n}", job.runs * RUN_SECONDS
-    command = [sys.executable, "-m", "host.agents", json.dumps(dataclasses.asdict(job))]
+def _processes(jobs: Sequence[Job], say: Callable[[str], None]) -> Iterator[tuple[Job, list[Run]]]:
+    """Each job with its runs, each of which is a process of its own."""
+    if not jobs:
+        return
+    command = [sys.executable, "-m", "host.agents", json.dumps([dataclasses.asdict(job) for job in jobs])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, process_group=0) as process:
-        try:
-            out, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            raise AgentsError(f"{what}: not done in {limit:,} s; give fewer --tasks") from error
-        finally:
-            if process.poll() is None:  # too late, or Ctrl-C; it and what it began
+
+        def end() -> None:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    lines = out.splitlines()
-    if process.returncode == 1 and lines and lines[-1].startswith('{"error"'):
-        raise AgentsError(f"{what}: {json.loads(lines[-1])['error']}")
-    if process.returncode:
-        raise AgentsError(f"{what}: the process ended with status {process.returncode}; see above")
-    lines = [line for line in lines if line.startswith("{")]
-    found = [Run.load_json(line) for line in lines]
-    broken = sorted({text for done in found for text in done.broken})
-    if broken:
-        raise AgentsError(f"{what}: the ledger does not add up: {'; '.join(broken)}")
-    if kept:
-        kept.write_text("".join(f"{line}\n" for line in lines))
-    return found
+
+        try:
+            for job in jobs:
+                what, those = f"{job.placement}, n={job.n}", []
+                for turn in range(job.runs):
+                    say(f"{what}, run {turn + 1} of {job.runs}")
+                    those.append(_run(process, what, end))
+                broken = sorted({text for done in those for text in done.broken})
+                if broken:
+                    raise AgentsError(f"{what}: the ledger does not add up: {'; '.join(broken)}")
+                yield job, those
+        finally:
+            if process.poll() is None:  # an error, or Ctrl-C; it and what it began
+                end()
+
+
+def _run(process: subprocess.Popen[str], what: str, end: Callable[[], None]) -> Run:
+    """What the next run prints; ``end`` is called where it takes too long."""
+    assert process.stdout is not None
+    begin = time.monotonic()
+    timer = threading.Timer(RUN_SECONDS, end)
+    timer.start()
+    try:
+        line = next((line for line in process.stdout if line.startswith("{")), "")
+    finally:
+        timer.cancel()
+    if line.startswith('{"error"'):
+        raise AgentsError(f"{what}: {json.loads(line)['error']}")
+    if line:
+        return Run.load_json(line)
+    if time.monotonic() - begin >= RUN_SECONDS:
+        raise AgentsError(f"{what}: not done in {RUN_SECONDS:,} s; give fewer --tasks")
+    raise AgentsError(f"{what}: the process ended with status {process.wait()}; see above")
 
 
 def _model(args: argparse.Namespace, say: Callable[[str], None]) -> str:

@@ -321,7 +321,7 @@ def test_interrupted():
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stdout is not None
-        assert "1 of 1: selected, golden, n=1, 3 runs" in process.stderr.readline()
+        assert "selected, n=1, run 1 of 3" in process.stderr.readline()
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         for _ in range(1000):
             if begun := children.read_text().split():
