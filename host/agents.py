@@ -1,8 +1,8 @@
 """Independent requests in slots, as many agents would send them: one run of one placement, and what it took.
 
-``python -m host.agents '[{"placement": ...}, ...]'`` does each :class:`Job` so many times, each time in a process of its
-own, so that its peak memory is its own, and prints a :class:`Run` as JSON in a line for each. ``n`` slots are kept full:
-where a request ends, the next task joins. Nothing here knows boards or their time; ``host.bench_agents`` does.
+``python -m host.agents '[{"placement": ...}, ...]'`` does each :class:`Job` so many times, each time in a process of
+its own, so that its peak memory is its own, and prints a :class:`Run` as JSON in a line for each. ``n`` slots are kept
+full: where a request ends, the next task joins. Nothing here knows boards or their time; ``host.bench_agents`` does.
 """
 
 from __future__ import annotations
