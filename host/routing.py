@@ -61,6 +61,8 @@ def in_parts(chosen: NDArray[np.int64], experts: int, size: int) -> NDArray[np.i
     ``chosen`` is tokens × experts of a token. Greedy: a part begins with the first token left, and takes the one that
     adds the fewest experts until it is full.
     """
+    if len(chosen) <= size:
+        return np.arange(len(chosen))
     wants = np.zeros((len(chosen), experts), bool)
     np.put_along_axis(wants, chosen, True, axis=1)
     left = np.ones(len(chosen), bool)

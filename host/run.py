@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``emufpga run`` takes."""
     parser.add_argument("--model", required=True, metavar="FILE.gguf")
     parser.add_argument("--prompt", required=True, metavar="TEXT")
-    parser.add_argument("--device", default="golden", metavar="SPEC", help="as emufpga devices lists them")
+    parser.add_argument("--device", metavar="SPEC", help="as emufpga devices lists them (golden)")
     parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--cache-mib", type=_number(float, 0), metavar="M", help="keep experts in RAM: MiB in all")
@@ -50,15 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the prompt; 130 if it was interrupted, 1 if the ledger does not add up or the model gave no numbers."""
     progress = _Progress()
-    if args.routing:
-        _check_writable(args.routing)
-    compiled = " (compiled when first used, which takes minutes)" if args.device.startswith("sim") else ""
-    device = "" if args.placement == "resident" else f", {args.device}{compiled}"
-    progress.say(f"opening {args.model}, {args.placement}{device}")
+    _check(args)
+    device = args.device or "golden"
+    compiled = " (compiled when first used, which takes minutes)" if device.startswith("sim") else ""
+    where = args.placement if args.placement == "resident" else f"{args.placement}, {device}{compiled}"
+    progress.say(f"opening {args.model}, {where}")
     with Runtime.open(
         args.model,
         placement=args.placement,
-        device=args.device,
+        device=device,
         torch_device=args.torch_device,
         dtype=args.dtype,
         chunk=args.chunk,
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(runtime.store, ExpertCache) and runtime.store.warning:
             progress.say(runtime.store.warning)
         request = runtime.add(args.prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-        loaded, interrupted = time.monotonic(), False
+        loaded, interrupted, shown = time.monotonic(), False, 0
         first: float | None = None
         runtime.layer_progress = progress.layer(runtime, request)
         try:
@@ -76,14 +76,17 @@ def run(args: argparse.Namespace) -> int:
                 progress.chunk(runtime, request)
                 for event in runtime.step():
                     first = first or time.monotonic()
+                    shown += len(event.text)
                     if not args.json:
                         print(event.text, end="", flush=True)
+                        progress.open_line = not event.text.endswith("\n") and sys.stdout.isatty()
         except KeyboardInterrupt:
             interrupted = True
             runtime.cancel(request)
         ended = time.monotonic()
         if not args.json:
-            print(flush=True)
+            print(request.text[shown:], flush=True)
+            progress.open_line = False
         report = _report(runtime, request, (loaded, first, ended))
         if args.routing:
             args.routing.write_text(json.dumps(runtime.routing.report(), indent=2) + "\n", encoding="utf-8")
@@ -160,15 +163,22 @@ def _report(runtime: Runtime, request: Request, times: tuple[float, float | None
 
 
 class _Progress:
-    """Lines on stderr, each with the time since the start."""
+    """Lines on stderr, each with the time since the start.
+
+    ``open_line``: the terminal's last line is text; one of ours begins on the next.
+    """
 
     def __init__(self) -> None:
+        self.open_line = False
         self._begin = time.monotonic()
         self._told = -EVERY_SECONDS
         self._what = ""
 
     def say(self, line: str) -> None:
         self._told = time.monotonic()
+        if self.open_line and sys.stderr.isatty():
+            print(file=sys.stderr)
+        self.open_line = False
         print(f"[{self._told - self._begin:6.1f} s] {line}", file=sys.stderr, flush=True)
 
     def load(self, what: str, done: int, total: int) -> None:
@@ -191,11 +201,17 @@ class _Progress:
         return told
 
 
-def _check_writable(path: Path) -> None:
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise RequestError(f"--routing {path}: cannot write: {error.strerror}; give another place") from error
+def _check(args: argparse.Namespace) -> None:
+    """RequestError for options that would do nothing, and for a file that cannot be written."""
+    if args.placement == "resident" and args.device:
+        raise RequestError(f"--device {args.device}: --placement resident uses none; leave one of them out")
+    if args.seed is not None and not args.temperature:
+        raise RequestError(f"--seed {args.seed}: nothing is drawn at --temperature 0; give one above 0")
+    if args.routing:
+        try:
+            args.routing.open("a").close()
+        except OSError as error:
+            raise RequestError(f"--routing {args.routing}: cannot write ({error.strerror}); give another") from error
 
 
 def _number(kind: type, least: float) -> Callable[[str], Any]:

@@ -54,14 +54,14 @@ async def fill(ctx, dut: RouteTable, entries, rng, p_in: float = 1.0) -> Filled:
 
 
 async def masks(ctx, dut: RouteTable, experts: int) -> list[int]:
-    """All masks, each in the cycle after that in which its expert is named, once the last write has been made."""
+    """All masks, each two cycles after that in which its expert is named, once the last write has been made."""
     found = []
     await ctx.tick()
-    for expert in range(experts):
-        ctx.set(dut.mask_expert, expert)
+    for expert in range(experts + 1):
+        ctx.set(dut.mask_expert, min(expert, experts - 1))
         await ctx.tick()
         found.append(ctx.get(dut.mask))
-    return found
+    return found[1:]
 
 
 async def weights(ctx, dut: RouteTable, places) -> list[tuple[int, int]]:
