@@ -115,6 +115,20 @@ def test_timeline():
     assert (value["latency_p50"], value["latency_p95"]) == pytest.approx((1.5, 1.725))
 
 
+def test_counted_cycles_are_called_so():
+    """And the board's power, where it was given, is the board's alone."""
+    ledger = dict.fromkeys(("requested", "useful", "link_written", "link_read", "storage_read"), 1)
+    steps = [Step(0, 0.5, [pass_(cycles=100_000_000)])]
+    done = replace(finished(steps, [Answer(True, 1, 3, 0, 1, 1)]), ledger=ledger)
+    row = bench_agents.modelled_row("selected", 1, [done], TINY, BOARD, place(), argparse.Namespace(watts=4.0))
+    assert row["cycles"] == "counted by the Verilated device"
+    assert row["board_seconds"]["value"] == pytest.approx(1 + BESIDE)
+    assert row["board_seconds"]["provenance"].endswith("counted by the Verilated device")
+    assert row["watts"]["value"] == pytest.approx(4)
+    assert row["watts"]["provenance"] == "measured: the board's alone, given with --watts"
+    assert row["tasks_per_kwh"]["value"] == pytest.approx(3.6e6 / (4 * (1.5 + BESIDE)))
+
+
 # All placements.
 
 
