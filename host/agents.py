@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -44,6 +45,7 @@ MAX_TOKENS = 10
 """Of an answer to a task; the longest right one has 7 with its newline."""
 THREADS = 1
 TOLD_SECONDS = 5.0
+POLL_SECONDS = 0.05
 REQUEST_SECONDS = 600
 """One request to llama.cpp."""
 POWERCAP = Path("/sys/class/powercap")
@@ -426,8 +428,8 @@ def work(job: Job) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do the jobs that are the one argument; the first status that is not 0."""
-    (text,) = sys.argv[1:] if argv is None else argv
+    """Do the jobs of the first argument while the process of the second lives; the first status that is not 0."""
+    text, parent = sys.argv[1:] if argv is None else argv
     jobs = [Job(**each) for each in json.loads(text)]
     if any(not job.placement.startswith("llama.cpp") for job in jobs):
         with contextlib.suppress(ImportError):  # said where it is needed
@@ -444,8 +446,11 @@ def main(argv: list[str] | None = None) -> int:
                     traceback.print_exc()
                 finally:
                     os._exit(status)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            if status:
+            while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                if os.getppid() != int(parent):  # whoever asked for this is gone, however it ended
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(POLL_SECONDS)
+            if status := os.waitstatus_to_exitcode(ended[1]):
                 return abs(status)
     return 0
 

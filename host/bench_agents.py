@@ -462,7 +462,13 @@ def _processes(jobs: Sequence[Job], say: Callable[[str], None]) -> Iterator[tupl
     """Each job with its runs, each of which is a process of its own."""
     if not jobs:
         return
-    command = [sys.executable, "-m", "host.agents", json.dumps([dataclasses.asdict(job) for job in jobs])]
+    command = [
+        sys.executable,
+        "-m",
+        "host.agents",
+        json.dumps([dataclasses.asdict(job) for job in jobs]),
+        str(os.getpid()),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, process_group=0) as process:
 
         def end() -> None:
