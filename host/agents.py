@@ -46,6 +46,7 @@ MAX_TOKENS = 10
 THREADS = 1
 TOLD_SECONDS = 5.0
 POLL_SECONDS = 0.05
+RUN_SECONDS = 3600
 REQUEST_SECONDS = 600
 """One request to llama.cpp."""
 POWERCAP = Path("/sys/class/powercap")
@@ -446,9 +447,14 @@ def main(argv: list[str] | None = None) -> int:
                     traceback.print_exc()
                 finally:
                     os._exit(status)
+            end = time.monotonic() + RUN_SECONDS
             while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-                if os.getppid() != int(parent):  # whoever asked for this is gone, however it ended
+                late = time.monotonic() > end
+                if late or os.getppid() != int(parent):  # whoever asked for this is gone, however it ended
                     os.kill(child, signal.SIGKILL)
+                if late:
+                    print(json.dumps({"error": f"not done in {RUN_SECONDS:,} s; give fewer --tasks"}), flush=True)
+                    return 1
                 time.sleep(POLL_SECONDS)
             if status := os.waitstatus_to_exitcode(ended[1]):
                 return abs(status)

@@ -19,7 +19,6 @@ import platform
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,8 +41,6 @@ RECORDED = "agents"
 MODEL = ROOT / "models" / "tiny-moe-q6k.gguf"
 SLOTS = (1, 2, 4, 8)
 RUNS = 3
-RUN_SECONDS = 3600
-"""One process."""
 MOST_SLOTS = 64
 KWH = 3.6e6
 STORAGES = {
@@ -462,50 +459,33 @@ def _processes(jobs: Sequence[Job], say: Callable[[str], None]) -> Iterator[tupl
     """Each job with its runs, each of which is a process of its own."""
     if not jobs:
         return
-    command = [
-        sys.executable,
-        "-m",
-        "host.agents",
-        json.dumps([dataclasses.asdict(job) for job in jobs]),
-        str(os.getpid()),
-    ]
+    text = json.dumps([dataclasses.asdict(job) for job in jobs])
+    command = [sys.executable, "-m", "host.agents", text, str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, process_group=0) as process:
-
-        def end() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
         try:
             for job in jobs:
                 what, those = f"{job.placement}, n={job.n}", []
                 for turn in range(job.runs):
                     say(f"{what}, run {turn + 1} of {job.runs}")
-                    those.append(_run(process, what, end))
+                    those.append(_run(process, what))
                 broken = sorted({text for done in those for text in done.broken})
                 if broken:
                     raise AgentsError(f"{what}: the ledger does not add up: {'; '.join(broken)}")
                 yield job, those
         finally:
             if process.poll() is None:  # an error, or Ctrl-C; it and what it began
-                end()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
-def _run(process: subprocess.Popen[str], what: str, end: Callable[[], None]) -> Run:
-    """What the next run prints; ``end`` is called where it takes too long."""
+def _run(process: subprocess.Popen[str], what: str) -> Run:
+    """What the next run prints; it has a limit of its own."""
     assert process.stdout is not None
-    begin = time.monotonic()
-    timer = threading.Timer(RUN_SECONDS, end)
-    timer.start()
-    try:
-        line = next((line for line in process.stdout if line.startswith("{")), "")
-    finally:
-        timer.cancel()
-    if line.startswith('{"error"'):
-        raise AgentsError(f"{what}: {json.loads(line)['error']}")
-    if line:
-        return Run.load_json(line)
-    if time.monotonic() - begin >= RUN_SECONDS:
-        raise AgentsError(f"{what}: not done in {RUN_SECONDS:,} s; give fewer --tasks")
+    for line in process.stdout:
+        if line.startswith('{"error"'):
+            raise AgentsError(f"{what}: {json.loads(line)['error']}")
+        if line.startswith("{"):
+            return Run.load_json(line)
     raise AgentsError(f"{what}: the process ended with status {process.wait()}; see above")
 
 

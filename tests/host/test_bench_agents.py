@@ -351,6 +351,13 @@ def test_interrupted():
             os.kill(int(child), 0)
 
 
+def test_a_run_has_a_limit(capfd, monkeypatch):
+    monkeypatch.setattr(agents, "RUN_SECONDS", -1)
+    job = {"model": str(FILE), "placement": "llama.cpp", "n": 1, "tasks": 45}
+    assert agents.main([json.dumps([job]), str(os.getppid())]) == 1
+    assert json.loads(capfd.readouterr().out) == {"error": "not done in -1 s; give fewer --tasks"}
+
+
 def test_ends_with_whoever_asked(capfd):
     """A process whose parent is not the one that it was told of gives up its first run."""
     job = {"model": str(FILE), "placement": "llama.cpp", "n": 1, "tasks": 45}
