@@ -1006,13 +1006,8 @@ MANY = (
     ),
     ("agents: parts of a package counted too", "host/agents.py", 'zone.name.count(":") == 1', "True", AGENTS),
     ("agents: noise has a score", "host/bench_agents.py", "None if None in marks else", "", AGENTS),
-    (
-        "agents: Ctrl-C leaves what it began",
-        "host/bench_agents.py",
-        "os.killpg(process.pid, signal.SIGKILL)",
-        "pass",
-        AGENTS,
-    ),
+    ("agents: runs go on alone", "host/agents.py", "os.getppid() != int(parent)", "False", AGENTS),
+    ("agents: a run without a limit", "host/agents.py", "time.monotonic() > end", "False", AGENTS),
 )
 MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *MANY)]
 
