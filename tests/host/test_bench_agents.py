@@ -334,6 +334,7 @@ def test_interrupted():
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "selected, n=1, run 1 of 3" in process.stderr.readline()
+        begun: list[str] = []
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         for _ in range(3000):
             if (begun := children.read_text().split()) and "host.agents" in Path(
