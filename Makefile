@@ -12,11 +12,11 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay cache-replay cosim faults link-rate suite capacity netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cache-replay cosim faults link-rate suite capacity agents netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) TOKENS=(the board's) JOBS=1 FLASH= RECORD= PYTHON=$(PYTHON)"
+	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) TOKENS=(the board's) TASKS=(all 45) JOBS=1 FLASH= RECORD= PYTHON=$(PYTHON)"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"emufpga needs Python 3.11 or later, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
@@ -74,6 +74,12 @@ suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Ve
 
 capacity: $(VENV)/.test ## memory of a Granite-size model by where its experts are, beside llama.cpp (a quarter of an hour, 8 GB of RAM)
 	@$(PY) -m tests.capacity $(if $(RECORD),--record)
+
+# With KEEP=DIR what is interrupted goes on where it was.
+AGENTS = $(PY) -m host.cli bench agents --board $(BOARD) --home uart --home pcie-gen2x4 $(if $(KEEP),--keep $(KEEP)) $(if $(RECORD),--record)
+agents: $(VENV)/.test ## independent requests at a time, by where the experts are: tasks an hour, bytes, unions (half an hour)
+	@$(AGENTS) --home pcie-gen2x4/hdd $(if $(TASKS),--tasks $(TASKS))
+	@$(AGENTS) --shape granite-1b --layers 1 --tasks 8 --max-tokens 1 --placements resident,llama.cpp,llama.cpp-read,tape,selected
 
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
 	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)

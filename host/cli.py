@@ -13,8 +13,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from host import bench_storage, cache_replay, layers, ledger, run, seconds, selftest, serve, transports
+from host import (
+    bench_agents,
+    bench_storage,
+    cache_replay,
+    layers,
+    ledger,
+    run,
+    seconds,
+    selftest,
+    serve,
+    transports,
+)
 from host.architectures import TorchMissingError
+from host.bench_agents import AgentsError
 from host.device import DeviceError
 from host.expert_cache import CacheError
 from host.link import LinkError
@@ -28,6 +40,8 @@ from host.transports import SpecError
 from hw.formats import q6_k
 
 COUNTED = "counted from the file"
+FAILED = (AgentsError, DeviceError, LinkError, ModelFileError, RoutingError, StorageError, TorchMissingError)
+"""Not what was asked for, but what came of it."""
 
 
 class _UsageError(Exception):
@@ -44,7 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         return args.command(args) or 0
-    except (ModelFileError, DeviceError, LinkError, RoutingError, ServeError, StorageError, TorchMissingError) as error:
+    except (
+        AgentsError,
+        DeviceError,
+        LinkError,
+        ModelFileError,
+        RoutingError,
+        ServeError,
+        StorageError,
+        TorchMissingError,
+    ) as error:
         return _error(error, 1)
     except (CacheError, RequestError, SecondsError, SpecError, _UsageError) as error:
         return _error(error, 2)
@@ -89,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     storage = bench.add_parser("storage", help="how fast a model file's experts can be read")
     bench_storage.add_arguments(storage)
     storage.set_defaults(command=bench_storage.run)
+    agents = bench.add_parser("agents", help="independent requests, by where the experts are and how many at a time")
+    bench_agents.add_arguments(agents)
+    agents.set_defaults(command=bench_agents.run)
     return parser
 
 

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from host.device import MATRICES, Device, LayerResult, Ledger
+from host.model_file import ModelFile
 from host.storage import CLOSE_TIMEOUT, TIMEOUT, ReadCounts, Store
 from hw.formats.messages import MAX_OUTSTANDING, Layer, Mode
 from sim.golden.activations import Activations
+from sim.workload import engine_layer
 
 POLICIES = ("layer", "global")
 """An equal share of the capacity for each layer, or one for all."""
@@ -307,6 +309,14 @@ class ExpertCache(Store):
         if parts is None and key in pool:
             parts = self._kept[key] = [None] * MATRICES
         return parts
+
+
+def in_place_of(store: Store, *, capacity: int | None = None, slots: int | None = None) -> ExpertCache:
+    """A cache of the model file that ``store`` reads, which is closed; for ``Runtime.open``. CacheError as there."""
+    store.close()
+    with ModelFile.open(store.path) as model:
+        layers, used = [engine_layer(model, layer) for layer in model.layers], model.experts_used
+    return ExpertCache(store.path, layers, used, capacity=capacity, slots=slots)
 
 
 class BoardCache:

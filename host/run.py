@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from host.device import Ledger
+from host.expert_cache import MIB, CacheError, ExpertCache, in_place_of
 from host.layers import ledger_table
 from host.runtime import CHUNK, PLACEMENTS, Request, RequestError, Runtime
+from host.storage import Store
 
 EVERY_SECONDS = 1.0
 """Between lines of progress."""
@@ -35,6 +38,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="FILE.gguf")
     parser.add_argument("--device", metavar="SPEC", help="as emufpga devices lists them (golden)")
     parser.add_argument("--placement", choices=PLACEMENTS, default="selected", help="where the experts are")
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument("--cache-mib", type=number(float, 0), metavar="M", help="keep experts in RAM: MiB in all")
+    cache.add_argument("--cache-slots", type=number(int, 1), metavar="S", help="the same: experts a layer")
     parser.add_argument("--torch-device", default="cpu", metavar="DEVICE", help="where attention is (cpu, cuda, ...)")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of attention")
     parser.add_argument(
@@ -50,15 +56,19 @@ def open_model(args: argparse.Namespace, progress: Progress) -> Runtime:
     compiled = " (compiled when first used, which takes minutes)" if device.startswith("sim") else ""
     where = args.placement if args.placement == "resident" else f"{args.placement}, {device}{compiled}"
     progress.say(f"opening {args.model}, {where}")
-    return Runtime.open(
+    runtime = Runtime.open(
         args.model,
         placement=args.placement,
         device=device,
         torch_device=args.torch_device,
         dtype=args.dtype,
         chunk=args.chunk,
+        cache=cache_hook(args.placement, args.cache_mib, args.cache_slots),
         progress=progress.load,
     )
+    if isinstance(runtime.store, ExpertCache) and runtime.store.warning:
+        progress.say(runtime.store.warning)
+    return runtime
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,6 +106,15 @@ def run(args: argparse.Namespace) -> int:
     if interrupted:
         return 130
     return 1 if report["broken"] or request.error else 0
+
+
+def cache_hook(placement: str, mib: float | None, slots: int | None) -> Callable[[Store], Store] | None:
+    """What ``Runtime.open`` takes as its cache; CacheError where no expert is ever read."""
+    if mib is None and slots is None:
+        return None
+    if placement == "resident":
+        raise CacheError("an expert cache is of no use where the experts are resident: leave --cache-... out")
+    return functools.partial(in_place_of, capacity=None if mib is None else int(mib * MIB), slots=slots)
 
 
 def table(report: dict[str, Any]) -> str:

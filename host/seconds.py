@@ -237,6 +237,21 @@ class Routing:
 
 
 @dataclass(frozen=True)
+class Chosen(Routing):
+    """The routes of one run of a layer instead of means: ``chosen`` is tokens × experts of a token."""
+
+    chosen: tuple[tuple[int, ...], ...] = ()
+
+    def union(self, batch: int) -> float:
+        return len(set().union(*self.chosen[:batch]))
+
+    def passes(self, batch: int, lanes: int) -> float:
+        some = self.chosen[:batch]
+        groups = (some[first : first + lanes] for first in range(0, batch, lanes))
+        return sum(len(set().union(*group)) for group in groups)
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer of one batch; seconds, bytes and cycles. ``seconds`` None: unknown, but no less than ``at_least``."""
 
@@ -318,6 +333,34 @@ def layer(
         bound=bound,
         binds=max(parts, key=lambda name: parts[name]) if known else None,
     )
+
+
+def chosen_seconds(
+    shape: Shape,
+    board: Board,
+    home: Home,
+    link: Home,
+    counts: Counts,
+    chosen: Sequence[Sequence[int]],
+    mode: str,
+    storage: float | None = None,
+    cycles: int | None = None,
+) -> float:
+    """:func:`layer`'s seconds for the very experts that a batch wants, in the device's order of tokens.
+
+    ``cycles`` of all of it, where a device counted them, take the place of the formula's. :class:`SecondsError` for a
+    board whose clock is unknown.
+    """
+    if not board.clock_hz:
+        raise SecondsError(f"board {board.name}: its clock is {board.clock_provenance}: no time follows from it")
+    runs = []
+    for first in range(0, len(chosen), board.max_batch):
+        part = tuple(tuple(row) for row in chosen[first : first + board.max_batch])
+        runs.append(layer(Chosen(shape, None, part), board, home, link, counts, len(part), mode, storage))
+    if cycles is None:
+        return sum(run.at_least for run in runs)
+    beside = sum(run.vectors + run.trips for run in runs)
+    return max(sum(run.transfer for run in runs), cycles / board.clock_hz) + beside
 
 
 def _cycles(routing: Routing, board: Board, counts: Counts, batch: int, mode: str) -> float:

@@ -1032,7 +1032,44 @@ CACHES = (
     ("ledger: tensors not compared", "host/ledger.py", "and said != counted:", "and False:", FLOORS),
     ("ledger: one read buffer", "host/storage.py", "return (1 + ahead) * (", "return (", FLOORS),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE)]
+# Many requests at a time: the modelled clock and the accounts.
+AGENTS = "tests/host/test_bench_agents.py"
+MANY = (
+    (
+        "agents: passes of the whole batch",
+        "host/seconds.py",
+        "some = self.chosen[:batch]",
+        "some = self.chosen",
+        AGENTS,
+    ),
+    (
+        "agents: counted cycles not used",
+        "host/seconds.py",
+        "    if cycles is None:\n        return sum",
+        "    if True:\n        return sum",
+        AGENTS,
+    ),
+    ("agents: an unknown clock taken", "host/seconds.py", "    if not board.clock_hz:", "    if False:", AGENTS),
+    (
+        "agents: the host's time left out",
+        "host/bench_agents.py",
+        "steps.append(step.host + here)",
+        "steps.append(here)",
+        AGENTS,
+    ),
+    (
+        "agents: what the cache had is read",
+        "host/bench_agents.py",
+        "rate *= each.requested / each.read",
+        "rate *= 1",
+        AGENTS,
+    ),
+    ("agents: parts of a package counted too", "host/agents.py", 'zone.name.count(":") == 1', "True", AGENTS),
+    ("agents: noise has a score", "host/bench_agents.py", "None if None in marks else", "", AGENTS),
+    ("agents: runs go on alone", "host/agents.py", "os.getppid() != int(parent)", "False", AGENTS),
+    ("agents: a run without a limit", "host/agents.py", "time.monotonic() > end", "False", AGENTS),
+)
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY)]
 
 
 def main() -> int:

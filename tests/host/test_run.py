@@ -71,6 +71,7 @@ def test_temperature_and_seed(capsys):
         (["--prompt", "a", "--placement", "gpu"], 2, "invalid choice: 'gpu'"),
         (["--prompt", "a", "--device", "gold"], 2, "device 'gold': unknown kind 'gold'"),
         (["--prompt", "a", "--device", "golden:max_experts=4"], 1, "load one built with max_experts=8"),
+        (["--prompt", "a", "--placement", "resident", "--cache-slots", "4"], 2, "an expert cache is of no use where"),
         (["--prompt", "a", "--torch-device", "cuda:77"], 1, "cannot use 'cuda:77'"),
         (["--prompt", "a", "--placement", "resident", "--device", "sim"], 2, "--placement resident uses none"),
         (["--prompt", "a", "--seed", "1"], 2, "--seed 1: nothing is drawn at --temperature 0; give one above 0"),
