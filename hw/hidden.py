@@ -15,7 +15,7 @@ from hw.primitives.queue import Queue
 from hw.requant import Requant
 from hw.swiglu import Swiglu
 
-GATES = 16
+GATES = 32
 """Gate sums that may be on their way to the ring."""
 
 

@@ -148,16 +148,18 @@ struct Sim {
     Status tick() {
         drive();
         memory_drive();
-        clocks(0);
+        top.clk = 0;
         top.eval();
         memory_clock();
-        clocks(1);
+        top.clk = 1;
         top.eval();
         cycle++;
         return sample();
     }
 
     void start() { top.rx = 1; }
+    void clocks(int level) { top.clk = level; }
+    void reset(int level) { top.rst = level; }
 #else
     bool offering = false;
     size_t offered = 0;
@@ -211,9 +213,9 @@ struct Sim {
     }
 
     void start() {}
+    void clocks(int level) { top.clk = top.axis_clk = level; }
+    void reset(int level) { top.rst = top.axis_rst = level; }
 #endif
-    void clocks(int level) { top.clk = top.link_clk = level; }
-    void reset(int level) { top.rst = top.link_rst = level; }
 };
 
 }  // namespace
