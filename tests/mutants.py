@@ -541,8 +541,8 @@ MORE = (
     (
         "route table: masks not cleared after a reset",
         "hw/route_table.py",
-        "write.addr.eq(Mux(clearing, clear_expert, read.addr))",
-        "write.addr.eq(read.addr)",
+        "written.eq(Mux(clearing, clear_expert, read.addr))",
+        "written.eq(read.addr)",
         "tests/hw/test_route_table.py",
     ),
     (
@@ -569,8 +569,8 @@ MORE = (
     (
         "fetch: unwanted expert's down matrix keeps its place",
         "hw/fetch.py",
-        "with m.If(~(wanted | config.tape)):\n                    m.d.comb += turn.eq(1)",
-        "with m.If(~(wanted | config.tape)):\n                    m.d.comb += turn.eq(~down)",
+        "with m.If(~(wanted | config.tape)):\n                    m.d.sync += turn.eq(1)",
+        "with m.If(~(wanted | config.tape)):\n                    m.d.sync += turn.eq(~down)",
         "tests/hw/test_fetch.py",
     ),
     (
