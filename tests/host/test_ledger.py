@@ -129,6 +129,7 @@ def test_kv_of_public_shapes(capsys, tmp_path, shape, bytes_):
 
 
 LLAMA = """
+import os
 import sys
 import xllamacpp
 params = xllamacpp.CommonParams()
@@ -137,7 +138,8 @@ params.n_ctx, params.n_parallel, params.n_gpu_layers = int(context), 1, 0
 params.offline, params.warmup, params.verbosity = True, False, 4
 params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{kind}")
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-xllamacpp.Server(params)
+server = xllamacpp.Server(params)
+os._exit(0)
 """
 
 
