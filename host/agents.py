@@ -31,8 +31,7 @@ from host.device import DeviceError
 from host.expert_cache import CacheError, in_place_of
 from host.link import LinkError
 from host.model_file import ModelFileError
-from host.routing import in_parts
-from host.runtime import Request, RequestError, Runtime
+from host.runtime import LayerPass, Request, RequestError, Runtime
 from host.storage import StorageError
 from host.transports import SpecError
 from hw.formats.messages import Counter
@@ -205,11 +204,7 @@ def ours(job: Job, tasks: list[Task]) -> Run:
         passes: list[Pass] = []
         inside = 0.0
         if runtime.device is not None:
-            experts, size, run_layer = (
-                runtime.model.expert_count,
-                runtime.device.params.max_batch,
-                runtime.device.run_layer,
-            )
+            run_layer = runtime.device.run_layer
 
             def timed(*args: Any, **options: Any) -> Any:
                 nonlocal inside
@@ -219,10 +214,10 @@ def ours(job: Job, tasks: list[Task]) -> Run:
                 finally:
                     inside += clock() - begin
 
-            def watch(each: Any) -> None:
-                order, ledger = in_parts(each.chosen, experts, size), each.result.ledger
-                cycles = int(each.result.counters[Counter.CYCLES])
-                passes.append(Pass(each.chosen[order].tolist(), cycles, ledger.requested, ledger.storage_requested))
+            def watch(each: LayerPass) -> None:
+                ledger, cycles = each.result.ledger, int(each.result.counters[Counter.CYCLES])
+                chosen = each.chosen[each.order].tolist()
+                passes.append(Pass(chosen, cycles, ledger.requested, ledger.storage_requested))
 
             vars(runtime.device)["run_layer"] = timed
             runtime.watch = watch

@@ -65,25 +65,24 @@ def replaced(text: str, workloads: Mapping[str, Report]) -> str:
 
 def suite(workloads: Mapping[str, Report]) -> Iterator[str]:
     """The tasks: both clocks."""
-    report = workloads["suite"]
-    yield from conditions(report)
-    yield ""
-    yield from wall_table(report)
-    yield ""
-    yield from modelled_table(report)
+    yield from both_clocks(workloads["suite"])
 
 
 def shape(workloads: Mapping[str, Report]) -> Iterator[str]:
     """A public model's shapes: the same two tables, and what the whole model would take."""
     report = workloads["shape"]
+    yield from both_clocks(report)
+    if report["derived"]:
+        yield ""
+        yield from derived_table(report)
+
+
+def both_clocks(report: Report) -> Iterator[str]:
     yield from conditions(report)
     yield ""
     yield from wall_table(report)
     yield ""
     yield from modelled_table(report)
-    if report["derived"]:
-        yield ""
-        yield from derived_table(report)
 
 
 def conditions(report: Report) -> Iterator[str]:

@@ -19,7 +19,6 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -33,6 +32,7 @@ from host import agents, seconds
 from host.agents import PLACEMENTS, SUITE, Answer, Job, Run
 from host.model_file import ModelFile
 from host.routing import independent
+from host.run import Progress
 from host.seconds import Board, Counts, Home, SecondsError, Shape
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """The command; AgentsError, SecondsError and what a model file raises."""
-    say = _Progress()
+    say = Progress().say
     report = compare(args, say)
     if args.record:
         from host import agents_docs
@@ -509,9 +509,7 @@ def _model(args: argparse.Namespace, say: Callable[[str], None]) -> str:
 
 def _board(name: str) -> Board:
     there = seconds.boards()
-    if name not in there:
-        raise SecondsError(f"board {name}: no boards/results/{name}.json; there are {', '.join(there) or 'none'}")
-    board = there[name]
+    board = seconds.board_of(name, there)
     if board.clock_hz is None:
         known = [each.name for each in there.values() if each.clock_hz]
         raise SecondsError(
@@ -619,16 +617,6 @@ def show(figure: dict[str, Any], form: str, *, short: bool = False, scale: float
         return "-" if figure["provenance"] == NO_DEVICE else "unknown"
     value, least, most = (format(figure[name] * scale, form) for name in ("value", "min", "max"))
     return value if short or figure["n"] < 2 or least == most else f"{value} ({least}-{most})"
-
-
-class _Progress:
-    """Lines on stderr, each with the time since the start."""
-
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-
-    def __call__(self, line: str) -> None:
-        print(f"[{time.monotonic() - self._begin:6.1f} s] {line}", file=sys.stderr, flush=True)
 
 
 def _whole(text: str) -> int:

@@ -40,7 +40,16 @@ from host.transports import SpecError
 from hw.formats import q6_k
 
 COUNTED = "counted from the file"
-FAILED = (AgentsError, DeviceError, LinkError, ModelFileError, RoutingError, StorageError, TorchMissingError)
+FAILED = (
+    AgentsError,
+    DeviceError,
+    LinkError,
+    ModelFileError,
+    RoutingError,
+    ServeError,
+    StorageError,
+    TorchMissingError,
+)
 """Not what was asked for, but what came of it."""
 
 
@@ -58,16 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         return args.command(args) or 0
-    except (
-        AgentsError,
-        DeviceError,
-        LinkError,
-        ModelFileError,
-        RoutingError,
-        ServeError,
-        StorageError,
-        TorchMissingError,
-    ) as error:
+    except FAILED as error:
         return _error(error, 1)
     except (CacheError, RequestError, SecondsError, SpecError, _UsageError) as error:
         return _error(error, 2)

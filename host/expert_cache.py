@@ -311,12 +311,13 @@ class ExpertCache(Store):
         return parts
 
 
-def in_place_of(store: Store, *, capacity: int | None = None, slots: int | None = None) -> ExpertCache:
+def in_place_of(
+    store: Store, model: ModelFile, *, capacity: int | None = None, slots: int | None = None
+) -> ExpertCache:
     """A cache of the model file that ``store`` reads, which is closed; for ``Runtime.open``. CacheError as there."""
     store.close()
-    with ModelFile.open(store.path) as model:
-        layers, used = [engine_layer(model, layer) for layer in model.layers], model.experts_used
-    return ExpertCache(store.path, layers, used, capacity=capacity, slots=slots)
+    layers = [engine_layer(model, layer) for layer in model.layers]
+    return ExpertCache(store.path, layers, model.experts_used, capacity=capacity, slots=slots)
 
 
 class BoardCache:

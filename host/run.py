@@ -15,6 +15,7 @@ from typing import Any
 from host.device import Ledger
 from host.expert_cache import MIB, CacheError, ExpertCache, in_place_of
 from host.layers import ledger_table
+from host.model_file import ModelFile
 from host.runtime import CHUNK, PLACEMENTS, Request, RequestError, Runtime
 from host.storage import Store
 
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report["broken"] or request.error else 0
 
 
-def cache_hook(placement: str, mib: float | None, slots: int | None) -> Callable[[Store], Store] | None:
+def cache_hook(placement: str, mib: float | None, slots: int | None) -> Callable[[Store, ModelFile], Store] | None:
     """What ``Runtime.open`` takes as its cache; CacheError where no expert is ever read."""
     if mib is None and slots is None:
         return None

@@ -112,13 +112,14 @@ class Event(NamedTuple):
 class LayerPass(NamedTuple):
     """One call of the device, for who keeps other accounts: one layer, for ``requests`` requests.
 
-    ``chosen``: each token's experts, request after request, tokens × experts of a token. The rows of ``result`` are in
-    the device's order, not in that one.
+    ``chosen``: each token's experts, request after request, tokens × experts of a token. ``order``: the device's order
+    of those tokens, in which the rows of ``result`` are.
     """
 
     layer: int
     requests: int
     chosen: NDArray[np.int64]
+    order: NDArray[np.int64]
     result: LayerResult
 
     @property
@@ -205,7 +206,7 @@ class Runtime:
         torch_device: str = "cpu",
         dtype: str = "float32",
         chunk: int = CHUNK,
-        cache: Callable[[Store], Store] | None = None,
+        cache: Callable[[Store, ModelFile], Store] | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> Runtime:
         """Load a model.
@@ -254,7 +255,8 @@ class Runtime:
                 store = Store(path)
                 opened.append(store)
                 if cache is not None:
-                    store = cache(store)
+                    store = cache(store, model)
+                    opened.append(store)
             network = architectures.build(model, experts=resident, device=torch_device, dtype=dtype, progress=progress)
             return cls(
                 model,
@@ -507,7 +509,7 @@ class Runtime:
         self.passes += 1
         self.device_seconds += result.seconds
         if self.watch:
-            self.watch(LayerPass(layer.index, len(calls), joined.experts, result))
+            self.watch(LayerPass(layer.index, len(calls), joined.experts, order, result))
         ends = np.cumsum([len(call.routes.experts) for call in calls])
         return np.split(y, ends[:-1])
 

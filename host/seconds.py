@@ -169,6 +169,13 @@ def boards(folder: Path | None = None) -> dict[str, Board]:
     return {path.stem: _board(path) for path in sorted((folder or BOARDS).glob("*.json"))}
 
 
+def board_of(name: str, there: Mapping[str, Board]) -> Board:
+    """One of ``boards``; :class:`SecondsError` that names those that there are."""
+    if name not in there:
+        raise SecondsError(f"board {name}: no boards/results/{name}.json; there are {', '.join(there) or 'none'}")
+    return there[name]
+
+
 def _board(path: Path) -> Board:
     result = _json(path)
     try:
@@ -456,8 +463,7 @@ def calculate(
     """All rows; every number of a row is ``{"value", "unit", "provenance"}``, value None where it is unknown."""
     there = boards()
     for name in board_names or ():
-        if name not in there:
-            raise SecondsError(f"board {name}: no boards/results/{name}.json; there are {', '.join(there) or 'none'}")
+        board_of(name, there)
     if megabytes is not None and (home_names is None or len(home_names) != 1 or home_names[0] == "all"):
         raise SecondsError("--bandwidth is the rate of one home: give one --home with it")
     routing = Routing(shape := _shape(model), load(unions) if unions else _unions(model))

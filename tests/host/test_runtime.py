@@ -28,13 +28,7 @@ WIDE = "golden:max_batch=64,tokens=16"
 """Takes every batch here at once."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The machine's other cores have other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def open_model(placement="selected", **options) -> Runtime:
@@ -291,7 +285,7 @@ def test_cache_in_front_of_the_file():
             made.append(length)
             super().submit(offset, length)
 
-    def cache(store):
+    def cache(store, model):
         store.close()
         return Counting(FILE)
 

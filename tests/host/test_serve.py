@@ -12,13 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import torch
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,23 +31,16 @@ from host.serve import Server
 from host.serve_worker import Piece
 from host.storage import StorageError
 
+from .test_runtime import FILE, PROMPTS, TASKS, WIDE
+
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "models" / "tiny-moe-q6k.gguf"
 NAME = "tiny-moe-q6k"
-TASKS = json.loads((ROOT / "models" / "tiny-moe-suite.json").read_text(encoding="utf-8"))["tasks"]
-PROMPTS = [task["prompt"] for task in TASKS[4::5][:8]]  # eight, of eight kinds
 TOKENS = 12
 LIMIT = 300.0
 """Seconds that anything may take before it is called hanging; nothing is timed."""
-WIDE = "golden:max_batch=64,tokens=16"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Served:
@@ -704,20 +697,25 @@ def command(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
 
 @pytest.mark.parametrize(("signals", "status"), [([signal.SIGTERM], 0), ([signal.SIGINT, signal.SIGINT], 130)])
 def test_signals(signals, status):
-    """The process ends as it should, and so does a stream, by its end or by an error that says why."""
+    """SIGTERM lets the stream finish; a second Ctrl-C does not."""
     with command("--chunk", "1", "--grace", f"{LIMIT:g}") as (process, url):
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as client:
             stream = chat(client, "compare " + "1" * 100, stream=True, max_tokens=10)
-            next(stream)  # the role, before any token
+            next(stream)  # the role, before any token; and before the model's thread has taken the request
+            until = time.monotonic() + LIMIT
+            while b"emufpga_requests_live 1.0" not in urllib.request.urlopen(f"{url}/metrics", timeout=LIMIT).read():
+                assert time.monotonic() < until
             assert process.stderr is not None
-            for each in signals:
+            first, *more = signals
+            process.send_signal(first)
+            assert "stopping: 1 running requests have 300 s" in process.stderr.readline()
+            for each in more:
                 process.send_signal(each)
-            end = ""
-            try:
-                end = list(stream)[-1].choices[0].finish_reason or ""
-            except openai.APIError as error:
-                end = str(error)
-            assert end in ("stop", "length") or "the server is shutting down" in end
+            if status == 0:
+                assert list(stream)[-1].choices[0].finish_reason in ("stop", "length")
+            else:
+                with pytest.raises(openai.APIError, match="the server is shutting down"):
+                    list(stream)
         err = process.stderr.read()
         assert process.wait(LIMIT) == status
         assert err.splitlines()[-1].endswith("stopped")
