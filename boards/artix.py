@@ -26,7 +26,7 @@ from boards.pcie import BRIDGE_HZ, PcieDevice
 from boards.top import Top
 from hw.device import UartDevice
 from hw.formats.params import Params
-from hw.primitives.pll import Xc7PllSettings, xc7_pll_settings
+from hw.primitives.pll import HALF, Xc7PllSettings, xc7_pll_settings
 
 LANE_MULTIPLIERS, OTHER_MULTIPLIERS = 16, 3
 """In a token lane; in the accumulator (two) and in SwiGLU."""
@@ -342,7 +342,7 @@ def write_inputs(board: Board, params: Params, pll: Xc7PllSettings, identity: in
         )
     else:
         source, top = "top.v", "top"
-        device = UartDevice(params, clock_hz=round(pll.f_out), baud=board.baud, design_id=identity)
+        device = UartDevice(params, clock_hz=round(pll.f_out / HALF), baud=board.baud, design_id=identity)
         plan = platform.prepare(Top(device, pll))
         for name in ("top.v", "top.xdc"):
             content = plan.files[name]

@@ -92,8 +92,8 @@ _NITEFURY = Params(
 """Widths of OLMoE; 768 experts of Granite are 990,904,320 of the memory's 2**30 bytes."""
 
 _ALL = (
-    Board("ulx3s_12f", ulx3s.Ulx3s12F, _25F, ulx3s.BAUD, 112.5, ("-b", "ulx3s"), "smallest part"),
-    Board("ulx3s_25f", ulx3s.Ulx3s25F, _25F, ulx3s.BAUD, 112.5, ("-b", "ulx3s"), "as the 12F, another identifier"),
+    Board("ulx3s_12f", ulx3s.Ulx3s12F, _25F, ulx3s.BAUD, 125, ("-b", "ulx3s"), "smallest part"),
+    Board("ulx3s_25f", ulx3s.Ulx3s25F, _25F, ulx3s.BAUD, 125, ("-b", "ulx3s"), "as the 12F, another identifier"),
     Board("ulx3s_45f", ulx3s.Ulx3s45F, _45F, ulx3s.BAUD, 100, ("-b", "ulx3s"), "", _FOUR_ON_45F),
     Board("ulx3s_85f", ulx3s.Ulx3s85F, _85F, ulx3s.BAUD, 100, ("-b", "ulx3s"), "", _ONE_ON_85F),
     Board("ecpix5_45f", ecpix5.Ecpix5With45F, _45F, ecpix5.BAUD, 75, ("-b", "ecpix5"), "5G part"),

@@ -17,8 +17,8 @@ BRIDGE_HZ = 125_000_000
 class PcieDevice(wiring.Component):
     """:class:`hw.device.AxisDevice` with its clock and resets; ports carry the attributes by which Vivado joins them.
 
-    Both domains are in reset until the PLL has locked and while the bridge is in reset, so the crossings between them
-    start together.
+    The link works on the bridge's clock, the engine on the PLL's; both are in reset until the PLL has locked and while
+    the bridge is in reset.
 
     Members
     -------
@@ -36,7 +36,8 @@ class PcieDevice(wiring.Component):
     def __init__(self, params: Params, pll: Xc7PllSettings, design_id: int = 0) -> None:
         hz = round(pll.f_out)
         self.pll = pll
-        self.device = AxisDevice(params, idle_cycles=hz // 100, resend_cycles=hz // 10, design_id=design_id)
+        settings = {"idle_cycles": BRIDGE_HZ // 100, "resend_cycles": BRIDGE_HZ // 10}
+        self.device = AxisDevice(params, **settings, design_id=design_id)
         self.ports = axis_ports(params.link_bytes) | memory_ports(params)
         clocks = {"clk_in": In(1), "axi_aclk": In(1), "axi_aresetn": In(1), "clk": Out(1), "resetn": Out(1)}
         super().__init__(clocks | self.ports)
@@ -56,18 +57,18 @@ class PcieDevice(wiring.Component):
         m = Module()
         m.submodules.pll = pll = Pll(self.pll)
         m.domains.sync = ClockDomain()
-        m.domains.axis = ClockDomain()
+        m.domains.link = ClockDomain()
         stop = Signal()
         m.d.comb += [
             pll.clk_i.eq(self.clk_in),
             ClockSignal("sync").eq(pll.clk_o),
-            ClockSignal("axis").eq(self.axi_aclk),
+            ClockSignal("link").eq(self.axi_aclk),
             stop.eq(~pll.lock | ~self.axi_aresetn),
             self.clk.eq(pll.clk_o),
             self.resetn.eq(~ResetSignal("sync")),
         ]
         m.submodules.reset_sync = ResetSynchronizer(stop, domain="sync")
-        m.submodules.reset_axis = ResetSynchronizer(stop, domain="axis")
+        m.submodules.reset_link = ResetSynchronizer(stop, domain="link")
         m.submodules.device = device = self.device
         join(m, device, self, self.ports)
         return m

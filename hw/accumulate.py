@@ -33,7 +33,7 @@ class Accumulate(wiring.Component):
 
     One unit serves the lanes in turn, a lane a cycle; golden: :func:`sim.golden.matmul.matmul`. An addition that
     leaves 64 bits is clamped and marks its row ``ERROR_OVERFLOW``; a block with a bad ``d`` marks it ``ERROR_SCALE``.
-    Rows leave in the order of blocks, within a block lowest lane first.
+    Rows leave in the order of blocks, within a block lowest lane first, one every other cycle at most.
 
     The shift goes through three places: two bits in the multiplier's factor, three (multiples of 4) to the left, two
     (multiples of 32) either way. Rounding takes the bit below the result as the carry of the addition.
@@ -46,7 +46,7 @@ class Accumulate(wiring.Component):
     held : Out, row sums that wait
     """
 
-    LATENCY = 17
+    LATENCY = 18
     """Cycles from a row's last block to the sum of the row in lane 0."""
 
     i: stream.Interface
@@ -76,9 +76,11 @@ class Accumulate(wiring.Component):
         m = Module()
         params = self.params
         m.submodules.rows = rows = Queue(row_sum(params), self.rows_waiting)
-        wiring.connect(m, wiring.flipped(self.o), rows.o)
-
-        m.d.comb += self.held.eq(rows.level)
+        m.d.comb += [self.held.eq(rows.level), rows.o.ready.eq(~self.o.valid)]
+        with m.If(~self.o.valid):  # a place behind the queue, so that the queue does not wait for who is far away
+            m.d.sync += [self.o.valid.eq(rows.o.valid), self.o.p.eq(rows.o.p)]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
 
         delayed = partial(delay, m)
 
@@ -118,7 +120,7 @@ class Accumulate(wiring.Component):
         m.d.sync += [
             ready.eq(Mux(ready, ~self.i.valid, step & (lane == self.cycles_per_block - 2))),
             reserve.eq(issue & tag.last),
-            release.eq(self.o.valid & self.o.ready),
+            release.eq(rows.o.valid & rows.o.ready),
             places.eq(places - reserve + release),
             room.eq(places >= params.tokens + 3),
         ]

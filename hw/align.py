@@ -1,15 +1,19 @@
 """16-byte beats, blocks at any byte, to 16-byte words that start where a block starts."""
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hw.delay import delay
 from hw.formats import q6_k as fmt
 from hw.formats.params import LINK_BYTES
 from hw.layouts import BLOCK_WORDS, WIDE_BEAT, WORD, WORD_BYTES
+from hw.primitives.queue import Queue
 
 TAIL = fmt.BLOCK_BYTES % WORD_BYTES
 OFFSETS = WORD_BYTES // TAIL
+LEAVING = 16
+"""Words on their way out: enough that none lacks until more follow when the decoder, having paused, goes on."""
 
 
 class Align(wiring.Component):
@@ -33,7 +37,7 @@ class Align(wiring.Component):
     o : stream of ``WORD``
     """
 
-    LATENCY = 2
+    LATENCY = 5
     """Cycles from a beat that gives a word to that word."""
     BEATS_PER_8_BLOCKS = 8 * fmt.BLOCK_BYTES // WORD_BYTES
 
@@ -48,9 +52,16 @@ class Align(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        beat = self.i.p
-        step = Signal()  # low only while a finished word waits
-        m.d.comb += [step.eq(self.o.ready | ~self.o.valid), self.i.ready.eq(step)]
+        # A beat is taken only with a place in this queue for its word, counted three cycles late; so none waits.
+        m.submodules.leaving = leaving = Queue(WORD, LEAVING)
+        wiring.connect(m, wiring.flipped(self.o), leaving.o)
+        places = Signal(range(LEAVING + 1), init=LEAVING)
+        step = Signal()
+        taken = Signal()
+        left_one = Signal()
+        beat = Signal(WIDE_BEAT, reset_less=True)
+        m.d.comb += self.i.ready.eq(step)
+        m.d.sync += [taken.eq(self.i.valid & step), beat.eq(self.i.p)]
 
         # Where the next word starts within the beat before: offset * TAIL bytes.
         fill = Signal(init=1)  # there is no beat before, or nothing is left of it
@@ -66,7 +77,7 @@ class Align(wiring.Component):
             padding.eq(WORD_BYTES - TAIL - TAIL * offset),
             run_ok.eq(block_end & (padding // self.link_bytes == beat.missing)),
         ]
-        with m.If(self.i.valid & step):
+        with m.If(taken):
             m.d.sync += before.eq(beat.data)
             with m.If(fill):
                 m.d.sync += [fill.eq(0), offset.eq(0)]
@@ -77,29 +88,29 @@ class Align(wiring.Component):
             with m.If(beat.last):
                 m.d.sync += [fill.eq(1), index.eq(0)]
 
-        # The 8-to-1 choice of bytes in two stages, so that neither is deep.
-        half = Signal.like(offset[:-1])
-        s1 = Signal(WORD)
-        s1_valid = Signal()
-        s1_window = Signal(8 * (WORD_BYTES + TAIL * OFFSETS // 2), reset_less=True)
+        # The 8-to-1 choice of bytes in three stages, so that none is deep.
+        gives, gave = Signal(), Signal()
+        # A run that ends before its first word still tells its error.
+        m.d.comb += gives.eq(taken & (~fill | beat.last))
+        m.d.sync += [
+            step.eq(places >= 4),
+            gave.eq(gives),
+            left_one.eq(self.o.valid & self.o.ready),
+            places.eq(places - gave + left_one),
+        ]
         window = Cat(before, beat.data.as_value())
-        with m.If(step):
-            m.d.sync += [
-                # A run that ends before its first word still tells its error.
-                s1_valid.eq(self.i.valid & (~fill | beat.last)),
-                s1_window.eq(Mux(offset[-1], window[4 * WORD_BYTES :], window)),
-                half.eq(offset[:-1]),
-                s1.index.eq(index),
-                s1.last.eq(beat.last),
-                s1.error.eq(beat.last & ~run_ok),
-                self.o.valid.eq(s1_valid),
-                Cat(self.o.p.data, self.o.p.d).eq(
-                    Array(s1_window[8 * TAIL * shift :][: 8 * (WORD_BYTES + TAIL)] for shift in range(OFFSETS // 2))[
-                        half
-                    ]
-                ),
-                self.o.p.index.eq(s1.index),
-                self.o.p.last.eq(s1.last),
-                self.o.p.error.eq(s1.error),
-            ]
+        for halves in reversed(range(len(offset))):
+            shift = TAIL << halves
+            size = 8 * (WORD_BYTES + shift)
+            chosen = Signal(size, name=f"window_{halves}", reset_less=True)
+            m.d.sync += chosen.eq(Mux(delay(m, offset, len(offset) - 1 - halves)[halves], window[8 * shift :], window))
+            window = chosen
+        late = len(offset)
+        m.d.comb += [
+            leaving.i.valid.eq(delay(m, gives, late, control=True)),
+            Cat(leaving.i.p.data, leaving.i.p.d).eq(window),
+            leaving.i.p.index.eq(delay(m, index, late)),
+            leaving.i.p.last.eq(delay(m, beat.last, late)),
+            leaving.i.p.error.eq(delay(m, beat.last & ~run_ok, late)),
+        ]
         return m

@@ -1,13 +1,15 @@
 """Aligned words to sub-blocks: the only component that knows how Q6_K packs its weights."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, unsigned
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, signed, unsigned
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hw.delay import delay
 from hw.formats import q6_k as fmt
 from hw.formats.arithmetic import D_EXPONENT_MIN, MANTISSA_BITS
 from hw.formats.params import Params
 from hw.layouts import BLOCK_WORDS, WORD, WORD_BYTES, Kind, block_tag, matrix_command, sub_block
+from hw.primitives.queue import Queue
 
 QL_WORDS = fmt.QL_BYTES // WORD_BYTES
 QH_WORDS = fmt.QH_BYTES // WORD_BYTES
@@ -17,6 +19,9 @@ ERROR_LENGTH = 1
 ERROR_COMMAND = 2
 """Bit of ``error``: a matrix of no rows, no columns or rows longer than its vectors may be was announced."""
 
+
+LEAVING = 8
+"""Sub-blocks on their way out; as many as keep one leaving every cycle."""
 
 ACTIVITY = data.StructLayout(
     {
@@ -50,7 +55,7 @@ class Decode(wiring.Component):
     activity : Out, ``ACTIVITY``, a cycle late
     """
 
-    LATENCY = 4
+    LATENCY = 6
     """Cycles from a block's last word to its first sub-block, when the buffers were empty."""
 
     i: stream.Interface
@@ -85,11 +90,13 @@ class Decode(wiring.Component):
         slots = Array(Signal(slot_shape, name=f"slot{n}", reset_less=True) for n in range(2))
         full = Signal(2)
 
-        self._write(m, ql, qh, scales, slots, full)
-        self._read(m, ql, qh, scales, slots, full)
+        emptied, emptied_slot = Signal(), Signal()  # from the next cycle on, this one is not full
+
+        self._write(m, ql, qh, scales, slots, full, emptied, emptied_slot)
+        self._read(m, ql, qh, scales, slots, full, emptied, emptied_slot)
         return m
 
-    def _write(self, m: Module, ql, qh, scales, slots, full) -> None:
+    def _write(self, m: Module, ql, qh, scales, slots, full, emptied, emptied_slot) -> None:
         params = self.params
         word = self.i.p
         broken = Signal()
@@ -101,6 +108,7 @@ class Decode(wiring.Component):
         ahead_bad = Signal(reset_less=True)
         ahead_groups = Signal(params.passes, reset_less=True)
         ahead_selected = Signal(reset_less=True)
+        ahead_one_row, ahead_one_column = Signal(reset_less=True), Signal(reset_less=True)
         ahead_valid = Signal()  # fetched and looked through
         load = Signal()
         m.d.comb += self.i_matrix.ready.eq(broken | ~fetched)
@@ -108,6 +116,8 @@ class Decode(wiring.Component):
             ahead_valid.eq(fetched & ~load),
             ahead_groups.eq(Cat(ahead.mask.word_select(group, params.tokens).any() for group in range(params.passes))),
             ahead_selected.eq(ahead.mask.any()),
+            ahead_one_row.eq(ahead.rows == 1),
+            ahead_one_column.eq(ahead.columns == 1),
             ahead_bad.eq(
                 (ahead.rows == 0)
                 | (ahead.columns == 0)
@@ -143,24 +153,31 @@ class Decode(wiring.Component):
         last_word = Signal()
 
         # Whether a word is taken is decided a cycle ahead. It depends on words only where a block ends: a selected
-        # one costs a cycle (of the three that it has in hand), a drained one none.
+        # one costs two cycles (of the three that it has in hand), a drained one none, but at its matrix's end.
         ready = Signal()  # to take a word for its matrix
         take = Signal()
         block_end = Signal()
         matrix_end = Signal()
+        ended = Signal()  # a cycle late: a block has, so that what follows waits for no word
         m.d.comb += [
             take.eq(self.i.valid & ready),
             block_end.eq(take & last_word),
             matrix_end.eq(take & last_word & last_block),
-            load.eq(ahead_valid & (~active | matrix_end)),
+            load.eq(ahead_valid & ~active),
         ]
+        m.d.sync += ended.eq(block_end)
         active_next = load | (active & ~matrix_end)
         selected_next = Mux(load, ahead_selected, selected)
-        # The same with and without an end of a block, so that only the choice waits for the word.
-        full_here = full.bit_select(slot, 1)
-        free_then = ~selected & Mux(last_block, ahead_valid & ~(ahead_selected & full_here), 1)
-        free_else = Mux(active, ~(selected & full_here), ahead_valid & ~(ahead_selected & full_here))
-        free = Mux(block_end, free_then, free_else)
+        # With and without an end of a block, both a cycle late, so that only the choice waits for the word. The first
+        # settles long before; the second does not know of an end in the cycle before, hence the pause.
+        full_here = full.bit_select(slot, 1) & ~(emptied & (emptied_slot == slot))
+        free_then, free_else, pause = Signal(), Signal(), Signal()
+        m.d.sync += [
+            free_then.eq(~selected & ~last_block),
+            free_else.eq(Mux(active, ~(selected & full_here), ahead_valid & ~(ahead_selected & full_here))),
+            pause.eq(block_end & ~free_then),
+        ]
+        free = Mux(block_end, free_then, free_else & ~pause)
         m.d.sync += [
             ready.eq(free & ~broken),
             self.i.ready.eq(free | broken),
@@ -182,12 +199,12 @@ class Decode(wiring.Component):
                 kind.eq(ahead.kind),
                 column.eq(Mux(ahead.kind == Kind.DOWN, params.max_columns, 0)),
                 row_start.eq(1),
-                one_column.eq(ahead.columns == 1),
-                last_column.eq(ahead.columns == 1),
-                last_row.eq(ahead.rows == 1),
-                last_block.eq((ahead.columns == 1) & (ahead.rows == 1)),
+                one_column.eq(ahead_one_column),
+                last_column.eq(ahead_one_column),
+                last_row.eq(ahead_one_row),
+                last_block.eq(ahead_one_column & ahead_one_row),
             ]
-        with m.Elif(block_end):
+        with m.Elif(ended):
             with m.If(last_column):
                 m.d.sync += [
                     columns_left.eq(columns),
@@ -229,12 +246,22 @@ class Decode(wiring.Component):
         with m.If((wrong_length | wrong_command) & ~broken):
             m.d.sync += [broken.eq(1), self.error.eq(Mux(wrong_length, ERROR_LENGTH, ERROR_COMMAND))]
 
+        # One cycle later: store the word.
+        stored = Signal.like(word.data, reset_less=True)
+        stored_d = Signal(16, reset_less=True)
+        place = Signal.like(count, reset_less=True)
+        stored_slot = Signal(reset_less=True)
+        m.d.sync += [stored.eq(word.data), stored_d.eq(word.d), place.eq(count), stored_slot.eq(slot)]
+
         # A block is called full while its last word is on its way to the memory: nobody looks before it is there.
-        filled = slots[slot]
         with m.If(block_end & selected):
+            m.d.sync += slot.eq(~slot)
+        filled = slots[stored_slot]
+        completed = Signal()
+        m.d.sync += completed.eq(block_end & selected)
+        with m.If(completed):
             m.d.sync += [
-                slot.eq(~slot),
-                full.bit_select(slot, 1).eq(1),
+                full.bit_select(stored_slot, 1).eq(1),
                 filled.mask.eq(mask),
                 filled.groups.eq(groups),
                 filled.tag.column.eq(column),
@@ -243,12 +270,6 @@ class Decode(wiring.Component):
                 filled.tag.last.eq(last_column),
             ]
 
-        # One cycle later: store the word.
-        stored = Signal.like(word.data, reset_less=True)
-        stored_d = Signal(16, reset_less=True)
-        place = Signal.like(count, reset_less=True)
-        stored_slot = Signal(reset_less=True)
-        m.d.sync += [stored.eq(word.data), stored_d.eq(word.d), place.eq(count), stored_slot.eq(slot)]
         for mem, first, rows in ((ql, 0, QL_WORDS), (qh, QL_WORDS, QH_WORDS), (scales, QL_WORDS + QH_WORDS, 1)):
             port = mem.write_port()
             enable = Signal()
@@ -262,19 +283,27 @@ class Decode(wiring.Component):
                 # d = mantissa * 2**exponent: a half's 1.f * 2**(biased - 15) is (1024 + f) * 2**(biased - 25).
                 fraction, biased, negative = stored_d[:10], stored_d[10:15], stored_d[15]
                 magnitude = Cat(fraction, biased.any())
-                tag = slots[stored_slot].tag
-                with m.If(enable):
-                    m.d.sync += [
-                        # Negated as "invert and add one" in a single adder; a bad d becomes 0 when it is read.
-                        tag.mantissa.eq((Cat(magnitude, 0) ^ negative.replicate(MANTISSA_BITS)) + negative),
-                        tag.exponent.eq(Mux(biased.any(), biased - 25, D_EXPONENT_MIN)),
-                        tag.bad.eq(biased.all()),
-                    ]
+                mantissa = Signal(signed(MANTISSA_BITS), reset_less=True)
+                exponent = Signal(signed(6), reset_less=True)
+                bad = Signal(reset_less=True)
+                m.d.sync += [
+                    # Negated as "invert and add one" in a single adder; a bad d becomes 0 when it is read.
+                    mantissa.eq((Cat(magnitude, 0) ^ negative.replicate(MANTISSA_BITS)) + negative),
+                    exponent.eq(Mux(biased.any(), biased - 25, D_EXPONENT_MIN)),
+                    bad.eq(biased.all()),
+                ]
+                tag = slots[delay(m, stored_slot, 1)].tag
+                with m.If(delay(m, enable, 1, control=True)):
+                    m.d.sync += [tag.mantissa.eq(mantissa), tag.exponent.eq(exponent), tag.bad.eq(bad)]
 
-    def _read(self, m: Module, ql, qh, scales, slots, full) -> None:
+    def _read(self, m: Module, ql, qh, scales, slots, full, emptied, emptied_slot) -> None:
         params = self.params
-        step = Signal()  # low only while a finished sub-block waits
-        m.d.comb += step.eq(self.o.ready | ~self.o.valid)
+        # A sub-block sets out only with a place in this queue, known a cycle late, so that nothing on its way waits.
+        m.submodules.leaving = leaving = Queue(sub_block(params), LEAVING)
+        wiring.connect(m, wiring.flipped(self.o), leaving.o)
+        places = Signal(range(LEAVING + 1), init=LEAVING)
+        step = Signal()
+        left_one = Signal()
 
         # Stage 0: which sub-block of which slot, for which of the groups left.
         running = Signal()
@@ -286,7 +315,13 @@ class Decode(wiring.Component):
         last_index = Signal()
         final = Signal()  # running, at the last sub-block for the last group
         upcoming = Signal()  # the slot to look at when this one is done
-        m.d.sync += [rest.eq(left & (left - 1)), alone.eq(rest == 0)]
+        m.d.sync += [
+            step.eq(places >= 2),
+            left_one.eq(self.o.valid & self.o.ready),
+            places.eq(places - (step & running) + left_one),
+            rest.eq(left & (left - 1)),
+            alone.eq(rest == 0),
+        ]
         m.d.comb += upcoming.eq(slot ^ running)
         with m.If(step & running):
             m.d.sync += [
@@ -298,7 +333,8 @@ class Decode(wiring.Component):
             m.d.sync += left.eq(Mux(running & ~final, rest, slots[upcoming].groups))
         with m.If(~running | (step & final)):
             m.d.sync += [running.eq(full.bit_select(upcoming, 1)), slot.eq(upcoming)]
-        with m.If(step & final):
+        m.d.comb += [emptied.eq(step & final), emptied_slot.eq(slot)]
+        with m.If(emptied):
             m.d.sync += full.bit_select(slot, 1).eq(0)
 
         # Sub-block 8h + 2g + s reads word (h, g[0], s) of ql and word (h, s) of qh.
@@ -318,35 +354,34 @@ class Decode(wiring.Component):
         s1_lowest = Signal(params.passes, reset_less=True)  # one bit set
         s1_mask = Signal(params.max_batch, reset_less=True)
         s1_final = Signal(reset_less=True)
-        with m.If(step):
-            m.d.sync += [
-                s1_valid.eq(running),
-                s1_ql.eq(ql_port.data),
-                s1_qh.eq(qh_port.data),
-                s1_scales.eq(scale_port.data.word_select(index[3], 64)),
-                s1_lowest.eq(left & ~(left - 1)),
-                s1_mask.eq(slots[slot].mask),
-                s1_final.eq((left & (left - 1)) == 0),
-                s1.index.eq(index),
-                s1.tag.eq(slots[slot].tag),
-            ]
-            group, lanes = Const(0, len(s1.tag.group)), Const(0, params.tokens)
-            for n in range(params.passes):
-                chosen = s1_lowest[n]
-                group |= Mux(chosen, n, 0)
-                lanes |= s1_mask.word_select(n, params.tokens) & chosen.replicate(params.tokens)
-            m.d.sync += [
-                self.o.valid.eq(s1_valid),
-                self.o.p.scale.eq(s1_scales.word_select(s1.index[:3], 8)),
-                self.o.p.index.eq(s1.index),
-                self.o.p.tag.eq(s1.tag),
-                self.o.p.tag.mantissa.eq(Mux(s1.tag.bad, 0, s1.tag.mantissa)),
-                self.o.p.tag.group.eq(group),
-                self.o.p.tag.lanes.eq(lanes),
-                self.o.p.tag.final.eq(s1_final),
-            ]
-            for i in range(fmt.SUB_BLOCK_WEIGHTS):
-                low = s1_ql[8 * i :][:8].word_select(s1.index[2], 4)
-                high = s1_qh[8 * i :][:8].word_select(s1.index[1:3], 2)
-                # Subtracting the bias of 32 from six bits flips the highest.
-                m.d.sync += self.o.p.weights[i].eq(Cat(low, high[0], ~high[1]).as_signed())
+        m.d.sync += [
+            s1_valid.eq(running & step),
+            s1_ql.eq(ql_port.data),
+            s1_qh.eq(qh_port.data),
+            s1_scales.eq(scale_port.data.word_select(index[3], 64)),
+            s1_lowest.eq(left & ~(left - 1)),
+            s1_mask.eq(slots[slot].mask),
+            s1_final.eq((left & (left - 1)) == 0),
+            s1.index.eq(index),
+            s1.tag.eq(slots[slot].tag),
+        ]
+        group, lanes = Const(0, len(s1.tag.group)), Const(0, params.tokens)
+        for n in range(params.passes):
+            chosen = s1_lowest[n]
+            group |= Mux(chosen, n, 0)
+            lanes |= s1_mask.word_select(n, params.tokens) & chosen.replicate(params.tokens)
+        m.d.sync += [
+            leaving.i.valid.eq(s1_valid),
+            leaving.i.p.scale.eq(s1_scales.word_select(s1.index[:3], 8)),
+            leaving.i.p.index.eq(s1.index),
+            leaving.i.p.tag.eq(s1.tag),
+            leaving.i.p.tag.mantissa.eq(Mux(s1.tag.bad, 0, s1.tag.mantissa)),
+            leaving.i.p.tag.group.eq(group),
+            leaving.i.p.tag.lanes.eq(lanes),
+            leaving.i.p.tag.final.eq(s1_final),
+        ]
+        for i in range(fmt.SUB_BLOCK_WEIGHTS):
+            low = s1_ql[8 * i :][:8].word_select(s1.index[2], 4)
+            high = s1_qh[8 * i :][:8].word_select(s1.index[1:3], 2)
+            # Subtracting the bias of 32 from six bits flips the highest.
+            m.d.sync += leaving.i.p.weights[i].eq(Cat(low, high[0], ~high[1]).as_signed())

@@ -1,7 +1,8 @@
 """The whole device: the engine behind a link that loses nothing, ready for a board's pins or a bridge's bus."""
 
-from amaranth.hdl import Cat, Elaboratable, Module, Signal
+from amaranth.hdl import DomainRenamer, Elaboratable, Module, Signal
 from amaranth.lib import data, stream, wiring
+from amaranth.lib.cdc import FFSynchronizer
 from amaranth.lib.wiring import In, Out
 
 from hw.engine import Engine
@@ -11,6 +12,7 @@ from hw.gather import Gather
 from hw.layouts import link_beat
 from hw.link.axi4 import AxiMemory, axi_ports
 from hw.link.axis import AxisPort, axis_ports
+from hw.link.crossing import Crossing
 from hw.link.link import Link
 from hw.link.narrow import Narrow
 from hw.link.outgoing import Outgoing
@@ -20,8 +22,6 @@ from hw.primitives.restart import add_parts
 SEND_FRAME_BYTES = 1024
 """Most payload of a frame to the host; less than a kernel's terminal buffer of 4 KiB, which nothing guards."""
 SEND_BUFFER_BYTES = 4096
-RESET_CYCLES = 4
-"""More than there are registers on the way to any part's reset."""
 
 
 def memory_ports(params: Params) -> dict:
@@ -39,6 +39,8 @@ def join(m: Module, inner: wiring.Component, outer: wiring.Component, ports: dic
 class LinkedEngine(wiring.Component):
     """:class:`hw.engine.Engine` behind :class:`hw.link.link.Link`; a new connection resets it.
 
+    The link and the streams work in the clock domain ``link``, the engine and its memory in ``sync``.
+
     Parameters
     ----------
     params
@@ -46,7 +48,7 @@ class LinkedEngine(wiring.Component):
     width
         Bytes that the link carries a cycle: ``params.link_bytes``, or 1 before an engine of 16.
     idle_cycles
-        A frame that stops coming for so long is given up.
+        A frame that stops coming for so long, in cycles of ``link``, is given up.
     resend_cycles
         After so long without an acknowledgment frames are sent again.
     design_id
@@ -55,7 +57,7 @@ class LinkedEngine(wiring.Component):
     Members
     -------
     i : stream of bytes, ``width`` a beat; o : stream of :func:`hw.layouts.link_beat`, ``last`` ends a frame
-    restart : In, asserted until the clock is good, if the clock domain has no reset: all starts over
+    restart : In, asynchronous, asserted until the clocks are good: all starts over
     m_axi_* : see :class:`hw.link.axi4.AxiMemory`; only with ``memory_bits``
     """
 
@@ -80,7 +82,7 @@ class LinkedEngine(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         params, width = self.params, self.width
-        m.submodules.link = link = Link(
+        link = Link(
             width,
             frame_words=params.frame_bytes // WORD_BYTES,
             buffer_words=2 * params.frame_bytes // WORD_BYTES,
@@ -89,37 +91,46 @@ class LinkedEngine(wiring.Component):
             send_buffer_words=SEND_BUFFER_BYTES // WORD_BYTES,
             resend_cycles=self.resend_cycles,
         )
-        # Held until all parts are in reset at the same time; the new connection's first message comes much later.
-        begin = Signal()
-        reset, held = Signal(), Signal(RESET_CYCLES)
-        m.d.comb += [link.restart.eq(self.restart), begin.eq(link.reset | self.restart)]
-        m.d.sync += [held.eq(Cat(begin, held)), reset.eq(begin | held.any())]
+        m.submodules.link = DomainRenamer("link")(link)
+        m.submodules.crossing = crossing = Crossing(width)
+        m.submodules.restarting = FFSynchronizer(self.restart, link.restart, o_domain="link", init=1)
+        m.d.comb += crossing.begin.eq(link.reset | link.restart)
+        wiring.connect(m, wiring.flipped(self.i), link.i)
+        wiring.connect(m, link.o, wiring.flipped(self.o))
+        wiring.connect(m, link.o_message, crossing.i_link)
+        wiring.connect(m, crossing.o_link, link.i_message)
+
+        reset = crossing.reset
         engine, outgoing = Engine(params, self.design_id), Outgoing(params.link_bytes)
         m.submodules.engine = engine
         m.d.comb += engine.restart.eq(reset)
         parts: dict[str, Elaboratable] = {"outgoing": outgoing}
-        wiring.connect(m, wiring.flipped(self.i), link.i)
-        wiring.connect(m, link.o, wiring.flipped(self.o))
         wiring.connect(m, engine.o, outgoing.i)
         wiring.connect(m, engine.o_request, outgoing.i_request)
-        said = outgoing.o
         if width == params.link_bytes:
-            wiring.connect(m, link.o_message, engine.i)
+            wiring.connect(m, crossing.o, engine.i)
+            wiring.connect(m, outgoing.o, crossing.i)
         else:
-            gather, narrow = Gather(width, apart=True), Narrow(params.link_bytes)
-            parts |= {"gather": gather, "narrow": narrow}
-            wiring.connect(m, link.o_message, gather.i)
-            m.d.comb += [
-                engine.i.p.data.eq(gather.o.p.data),
-                engine.i.p.last.eq(gather.o.p.last),
-                engine.i.valid.eq(gather.o.valid),
-                gather.o.ready.eq(engine.i.ready),
-            ]
+            # Words come far apart, so a register more on their way to the engine costs nothing.
+            gather, arrived = Gather(width, apart=True), Gather(params.link_bytes, apart=True)
+            narrow = Narrow(params.link_bytes)
+            parts |= {"gather": gather, "arrived": arrived, "narrow": narrow}
+            wiring.connect(m, crossing.o, gather.i)
+            for source, sink in ((gather.o, arrived.i), (arrived.o, engine.i)):
+                m.d.comb += [
+                    sink.p.data.eq(source.p.data),
+                    sink.p.last.eq(source.p.last),
+                    sink.valid.eq(source.valid),
+                    source.ready.eq(sink.ready),
+                ]
             wiring.connect(m, outgoing.o, narrow.i)
-            said = narrow.o
+            wiring.connect(m, narrow.o, crossing.i)
+        add_parts(m, parts, reset)
         if params.memory_bits:
             memory = AxiMemory(params.memory_bits)
-            add_parts(m, {"memory": memory}, self.restart)
+            restart = Signal()
+            m.submodules.memory_restarting = FFSynchronizer(self.restart, restart, init=1)
+            add_parts(m, {"memory": memory}, restart)
             join(m, memory, self, memory_ports(params))
             wiring.connect(m, engine.o_read, memory.i_read)
             wiring.connect(m, memory.o_read, engine.i_read)
@@ -129,13 +140,6 @@ class LinkedEngine(wiring.Component):
                 engine.memory_error.eq(memory.error),
                 memory.flush.eq(engine.flush | reset),
             ]
-        add_parts(m, parts, reset)
-        m.d.comb += [
-            link.i_message.payload.eq(said.payload),
-            # What is said until the reset belongs to the connection before.
-            link.i_message.valid.eq(said.valid & ~link.reset & ~reset),
-            said.ready.eq(link.i_message.ready),
-        ]
         return m
 
 
@@ -147,7 +151,7 @@ class UartDevice(wiring.Component):
     params
         ``link_bytes`` is 1 or 16.
     clock_hz, baud
-        See :class:`hw.link.uart.Uart`.
+        See :class:`hw.link.uart.Uart`; the clock is ``link``'s.
     idle_cycles, resend_cycles
         See :class:`LinkedEngine`; by default 10 ms and 100 ms, several times what a USB bridge keeps bytes waiting.
     design_id
@@ -188,7 +192,11 @@ class UartDevice(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         uart = self.uart
-        add_parts(m, {"uart": uart}, self.restart)
+        restart = Signal()
+        m.submodules.restarting = FFSynchronizer(self.restart, restart, o_domain="link", init=1)
+        line = Module()
+        add_parts(line, {"uart": uart}, restart)
+        m.submodules.line = DomainRenamer("link")(line)
         m.submodules.engine = engine = self.engine
         join(m, engine, self, memory_ports(engine.params))
         wiring.connect(m, uart.o, engine.i)
@@ -204,7 +212,7 @@ class UartDevice(wiring.Component):
 
 
 class AxisDevice(wiring.Component):
-    """The device on AXI-Stream of ``params.link_bytes`` bytes, 8 or 16, with a clock of its own, domain ``axis``.
+    """The device on AXI-Stream of ``params.link_bytes`` bytes, 8 or 16, whose clock is that of the domain ``link``.
 
     Parameters
     ----------

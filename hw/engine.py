@@ -22,7 +22,6 @@ from hw.layouts import (
     matrix_command,
     memory_read,
     memory_write,
-    row_sum,
 )
 from hw.matrix_engine import MatrixEngine
 from hw.primitives.queue import Queue
@@ -116,8 +115,6 @@ class Engine(wiring.Component):
         announced = Queue(matrix_command(params), MAX_OUTSTANDING)
         experts = Queue(bits_for(params.max_experts), EXPERTS_WAITING)
         requests = Queue(REQUEST, 2)
-        weights = Queue(link_beat(params.link_bytes), 2)  # so that the link does not wait for the decoder in one cycle
-        rows = Queue(row_sum(params), 2)
         send = Send(params, self.design_id)
         status = Module()
         parts = {
@@ -130,8 +127,6 @@ class Engine(wiring.Component):
             "announced": announced,
             "experts": experts,
             "requests": requests,
-            "weights": weights,
-            "rows": rows,
             "send": send,
             "status": status,
         }
@@ -144,7 +139,6 @@ class Engine(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), receive.i)
         wiring.connect(m, send.o, cut.i)
         wiring.connect(m, cut.o, wiring.flipped(self.o))
-        wiring.connect(m, weights.o, matrices.i)
         wiring.connect(m, receive.o_route, routes.i)
         wiring.connect(m, requests.o, wiring.flipped(self.o_request))
         wiring.connect(m, fetch.o_matrix, announced.i)
@@ -159,7 +153,7 @@ class Engine(wiring.Component):
             wiring.connect(m, receive.o_weights, homes.i_weights)
             wiring.connect(m, homes.o_read, wiring.flipped(self.o_read))
             wiring.connect(m, wiring.flipped(self.i_read), homes.i_read)
-            wiring.connect(m, homes.o_weights, weights.i)
+            wiring.connect(m, homes.o_weights, matrices.i)
             wiring.connect(m, receive.o_store, wiring.flipped(self.o_write))
             waiting, end_of_answer = homes.waiting, homes.answered
             write_busy, memory_error = self.write_busy, self.memory_error | homes.error
@@ -171,7 +165,7 @@ class Engine(wiring.Component):
                 self.flush.eq(resets["homes"]),
             ]
         else:
-            wiring.connect(m, receive.o_weights, weights.i)
+            wiring.connect(m, receive.o_weights, matrices.i)
             m.d.comb += [
                 requests.i.p.offset.eq(fetch.o_request.p.offset),
                 requests.i.p.length.eq(fetch.o_request.p.length),
@@ -260,15 +254,14 @@ class Engine(wiring.Component):
             hidden.o.ready.eq(1),
         ]
 
-        # Row sums, through a short queue on their way to one of two.
-        down = rows.o.p.kind == Kind.DOWN
-        wiring.connect(m, matrices.o, rows.i)
+        # Row sums, to one of two.
+        down = matrices.o.p.kind == Kind.DOWN
         m.d.comb += [
-            rows.o.ready.eq(Mux(down, combine.i.ready, hidden.i.ready)),
-            hidden.i.payload.eq(rows.o.payload),
-            hidden.i.valid.eq(rows.o.valid & ~down),
-            combine.i.payload.eq(rows.o.payload),
-            combine.i.valid.eq(rows.o.valid & down),
+            matrices.o.ready.eq(Mux(down, combine.i.ready, hidden.i.ready)),
+            hidden.i.payload.eq(matrices.o.payload),
+            hidden.i.valid.eq(matrices.o.valid & ~down),
+            combine.i.payload.eq(matrices.o.payload),
+            combine.i.valid.eq(matrices.o.valid & down),
         ]
 
         m.d.comb += [

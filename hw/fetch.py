@@ -13,7 +13,7 @@ class Fetch(wiring.Component):
     """Walk the experts in ascending order; ask for up, gate and down of each that a token wants (in tape mode, of all).
 
     Each request goes out together with the command that tells the decoder what will come. At most
-    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes eleven cycles, a
+    ``config.outstanding`` requests are unanswered at a time. An expert that is passed over takes twelve cycles, a
     request two and more.
 
     Members
@@ -21,7 +21,7 @@ class Fetch(wiring.Component):
     start : In, begins a layer; the mask memory holds its routes then
     config : In, :func:`hw.layouts.layer_config`; holds while ``busy``
     busy : Out, from the cycle after ``start`` until every request is answered
-    mask_expert : Out; mask : In, comes a cycle later; forget : Out, the mask has been used
+    mask_expert : Out; mask : In, comes two cycles later; forget : Out, the mask has been used
     o_request : stream of :func:`hw.layouts.wanted_matrix`
     o_matrix : stream of :func:`hw.layouts.matrix_command`
     o_expert : stream, number of each expert that a token wants, in the order of the walk
@@ -71,10 +71,12 @@ class Fetch(wiring.Component):
         offsets = Signal(data.ArrayLayout(OFFSET_BITS, MATRICES), reset_less=True)
         lengths = Signal(data.ArrayLayout(LENGTH_BITS, MATRICES), reset_less=True)
         requested = Signal()
+        final_expert = Signal.like(expert, reset_less=True)
         last_expert = Signal()
         room = Signal()
         m.d.sync += [
-            last_expert.eq(expert + 1 == config.experts),
+            final_expert.eq(config.experts - 1),
+            last_expert.eq(expert == final_expert),
             room.eq(self.waiting < config.outstanding),
         ]
 
@@ -96,14 +98,15 @@ class Fetch(wiring.Component):
 
         turn = Signal()  # a register, for it moves many: it ends the turn of the matrix at place 0
         idle = Signal()  # so is this
-        m.d.sync += turn.eq(0)
+        after = Signal(OFFSET_BITS, reset_less=True)  # the matrix at place 0, for the next expert
+        m.d.sync += [turn.eq(0), after.eq(offsets[0] + lengths[0])]
         with m.If(idle):
             m.d.sync += [offsets.eq(config.offsets), lengths.eq(config.lengths)]
         with m.Elif(turn):
             m.d.sync += [
                 offsets[0].eq(offsets[1]),
                 offsets[1].eq(offsets[2]),
-                offsets[2].eq(offsets[0] + lengths[0]),
+                offsets[2].eq(after),
                 lengths[0].eq(lengths[1]),
                 lengths[1].eq(lengths[2]),
                 lengths[2].eq(lengths[0]),
@@ -118,6 +121,8 @@ class Fetch(wiring.Component):
                     m.d.sync += self.busy.eq(1)
                     m.next = "LOOK"
             with m.State("LOOK"):
+                m.next = "LOOK ON"
+            with m.State("LOOK ON"):
                 m.next = "TAKE"
             with m.State("TAKE"):
                 m.d.sync += mask.eq(self.mask)

@@ -56,6 +56,7 @@ class Gather(wiring.Component):
             return m
 
         count = Signal(range(beats))
+        place = Signal(beats, init=1)  # the same, one bit for each beat
         done = Signal()
         m.d.comb += [
             done.eq(self.i.p.last | (count == beats - 1)),
@@ -63,18 +64,21 @@ class Gather(wiring.Component):
         ]
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
-        with m.If(self.i.ready & self.i.valid):
+        taken = self.i.ready & self.i.valid
+        with m.If(taken):
             m.d.sync += [
                 self.o.valid.eq(done),
                 count.eq(Mux(done, 0, count + 1)),
-                self.o.p.last.eq(self.i.p.last),
-                self.o.p.missing.eq(beats - 1 - count),
+                place.eq(Mux(done, 1, place << 1)),
             ]
+        # With no word waiting, what is written for a beat that does not come is written again for the one that does.
+        with m.If(self.i.ready if self.apart else taken):
+            m.d.sync += [self.o.p.last.eq(self.i.p.last), self.o.p.missing.eq(beats - 1 - count)]
             for beat in range(beats):
                 part = slice(beat * self.link_bytes * 8, (beat + 1) * self.link_bytes * 8)
                 target = self.o.p.data.as_value()[part]
-                with m.If(count == beat):
+                with m.If(place[beat]):
                     m.d.sync += target.eq(self.i.p.data)
-                with m.Elif(count == 0):
+                with m.Elif(place[0]):
                     m.d.sync += target.eq(0)
         return m

@@ -15,7 +15,7 @@ from hw.primitives.queue import Queue
 from hw.requant import Requant
 from hw.swiglu import Swiglu
 
-GATES = 32
+GATES = 16
 """Gate sums that may be on their way to the ring."""
 
 

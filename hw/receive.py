@@ -160,8 +160,14 @@ class Receive(wiring.Component):
             return Cat(register, data)[8 * params.link_bytes :]
 
         configured = Signal()
-        wrong = Signal()  # the message is discarded; tells why in `error`
+        # The message is discarded, by state.
+        wrong = {
+            state: Signal(name=f"wrong_{state}")
+            for state in ("header", "act", "config", "x", "routes", "entry", "store")
+        }
         said = view(Message.CONFIG)
+        # A configuration's values are far from their limits, and looked at only when all of it has come.
+        checked = data.View(said.shape(), delay(m, said.as_value(), 1))
         tape = Signal()
         outstanding = Signal.like(self.config.outstanding)
         experts = Signal.like(self.config.experts)
@@ -191,17 +197,17 @@ class Receive(wiring.Component):
         m.d.sync += [
             config_checks.eq(
                 Cat(
-                    said.mode <= max(Mode),
-                    said.outstanding != 0,
-                    said.outstanding <= MAX_OUTSTANDING,
-                    said.experts != 0,
-                    said.experts <= params.max_experts,
-                    said.width != 0,
-                    said.width <= params.max_width,
-                    (said.width & blocks) == 0,
-                    said.expert_width != 0,
-                    said.expert_width <= params.max_expert_width,
-                    (said.expert_width & blocks) == 0,
+                    checked.mode <= max(Mode),
+                    checked.outstanding != 0,
+                    checked.outstanding <= MAX_OUTSTANDING,
+                    checked.experts != 0,
+                    checked.experts <= params.max_experts,
+                    checked.width != 0,
+                    checked.width <= params.max_width,
+                    (checked.width & blocks) == 0,
+                    checked.expert_width != 0,
+                    checked.expert_width <= params.max_expert_width,
+                    (checked.expert_width & blocks) == 0,
                 )
             ),
             config_fits.eq(config_checks.all()),
@@ -232,7 +238,11 @@ class Receive(wiring.Component):
         # Errors go through a register, and so do places, for they are many.
         m.d.sync += self.error.eq(
             Mux(delay(m, misfit, 1, control=True), Error.CONFIG, 0)
-            | Mux(delay(m, wrong & ~self.halted, 1, control=True), Error.MESSAGE, 0)
+            | Mux(
+                delay(m, delay(m, Cat(wrong.values()), 1, control=True).any() & ~self.halted, 1, control=True),
+                Error.MESSAGE,
+                0,
+            )
         )
         part_came, part = delay(m, configuring & self.i.valid, 1, control=True), delay(m, beat.data.as_value(), 1)
         with m.If(part_came):
@@ -255,11 +265,8 @@ class Receive(wiring.Component):
             self.o_x.p.token.eq(x.token),
         ]
 
-        # What the state says of beats, in registers: any is welcome, it goes to the gatherer, or it passes.
-        welcome = Signal(init=1)
-        gathering = Signal()
-        passing = Signal()
-        storing = Signal()
+        # What the state says of beats: any is welcome, it goes to the gatherer, or it passes.
+        welcome, gathering, passing, storing = Signal(), Signal(), Signal(), Signal()
         store_ready = Signal()
         m.d.comb += [
             gather.i.valid.eq(self.i.valid & gathering & ~tail),
@@ -304,29 +311,27 @@ class Receive(wiring.Component):
                 self.o_store.p.last.eq(beat.last),
             ]
 
-        def go(state: str) -> None:
-            m.next = state
-            m.d.sync += [
-                welcome.eq(state in ("HEADER", "DISCARD", "CONFIG")),
-                gathering.eq(state in ("X", "ROUTES")),
-                passing.eq(state == "WEIGHTS"),
-                storing.eq(state == "STORE"),
-                configuring.eq(state == "CONFIG"),
-            ]
-
         m.d.sync += self.start.eq(0)
-        with m.FSM():
+        with m.FSM(init="HEADER") as fsm:
+            m.d.comb += [
+                welcome.eq(fsm.ongoing("HEADER") | fsm.ongoing("DISCARD") | fsm.ongoing("CONFIG")),
+                gathering.eq(fsm.ongoing("X") | fsm.ongoing("ROUTES")),
+                passing.eq(fsm.ongoing("WEIGHTS")),
+                configuring.eq(fsm.ongoing("CONFIG")),
+            ]
+            if params.memory_bits:
+                m.d.comb += storing.eq(fsm.ongoing("STORE"))
             with m.State("HEADER"):
                 with m.If(self.i.valid):
                     m.d.sync += [header.eq(shifted(header, beat.data)), last.eq(beat.last), count.eq(count + 1)]
                     with m.If(count == header_beats - 1):
                         m.d.sync += count.eq(0)
-                        go("LOOK")
+                        m.next = "LOOK"
                     with m.Elif(beat.last):
                         m.d.sync += count.eq(0)
-                        m.d.comb += wrong.eq(1)
+                        m.d.comb += wrong["header"].eq(1)
             with m.State("LOOK"):
-                go("JUDGE")
+                m.next = "JUDGE"
             with m.State("JUDGE"):
                 idle = ~self.halted & ~self.running
                 conditions = {
@@ -340,24 +345,24 @@ class Receive(wiring.Component):
                     Message.STORE: idle & ~last & store_fits,
                 }
                 m.d.sync += [accepted[message].eq(said_to_be[message] & conditions[message]) for message in accepted]
-                go("JUDGED")
+                m.next = "JUDGED"
             with m.State("JUDGED"):
-                go("ACT")
+                m.next = "ACT"
             with m.State("ACT"):
                 m.d.comb += [
                     fresh.eq(1),
-                    wrong.eq(refused),
+                    wrong["act"].eq(refused),
                     self.reset.eq(accepted[Message.RESET]),
                     self.read_counters.eq(accepted[Message.READ_COUNTERS]),
                 ]
                 m.d.sync += [tail.eq(last), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
                 m.d.sync += [ended.eq(last), filled.eq(1), no_route_left.eq(last)]  # a good message without payload
-                go("HEADER")
+                m.next = "HEADER"
                 for message, state in states.items():
                     with m.If(accepted[message]):
-                        go(state)
+                        m.next = state
                 with m.If(refused & ~last):
-                    go("DISCARD")
+                    m.next = "DISCARD"
                 with m.If(accepted[Message.ROUTES]):
                     m.d.sync += self.batch.eq(routes.batch)
                 with m.If(accepted[Message.CONFIG] | accepted[Message.RESET]):
@@ -370,54 +375,56 @@ class Receive(wiring.Component):
                     ]
             with m.State("DISCARD"):
                 with m.If(self.i.valid & beat.last):
-                    go("HEADER")
+                    m.next = "HEADER"
             with m.State("CONFIG"):
                 with m.If(self.i.valid):
                     m.d.sync += count.eq(count + 1)
                     with m.If(all_places | beat.last):
                         m.d.sync += count.eq(0)
-                        go("HEADER")
+                        m.next = "HEADER"
                         with m.If(all_places & beat.last):
                             m.d.sync += configured.eq(config_fits)
                             m.d.comb += misfit.eq(~config_fits)
                         with m.Else():
-                            m.d.comb += wrong.eq(1)
+                            m.d.comb += wrong["config"].eq(1)
                             with m.If(~beat.last):
-                                go("DISCARD")
+                                m.next = "DISCARD"
             with m.State("X"):
                 m.d.comb += [self.o_x.valid.eq(gather.o.valid), gather.o.ready.eq(self.o_x.ready)]
                 with m.If(gather.o.valid & gather.o.ready):
                     m.d.sync += x_word.eq(x_word + 1)
                     with m.If(word.last | (x_word == X_WORDS - 1)):
-                        go("HEADER")
+                        m.next = "HEADER"
                         with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
-                            m.d.comb += wrong.eq(1)
+                            m.d.comb += wrong["x"].eq(1)
                         with m.If(~tail):
-                            go("DISCARD")
+                            m.next = "DISCARD"
                 with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
             with m.State("ROUTES"):
+                m.d.sync += route_pair.eq(word.data)  # of no effect until there is one
                 with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
                 with m.If(ended & no_route_left & filled):
-                    go("START")
+                    m.next = "START"
                     with m.If(homes_come):
-                        go("HEADER")
+                        m.next = "HEADER"
                 with m.Elif(ended | no_route_left):
-                    m.d.comb += wrong.eq(1)
-                    go("HEADER")
-                    with m.If(~(ended | tail | (gathered & beat.last))):
-                        go("DISCARD")
+                    m.d.comb += wrong["routes"].eq(1)
+                    m.next = "WRONG ROUTES"
                 with m.Else():
                     m.d.comb += gather.o.ready.eq(1)
                     with m.If(gather.o.valid):
                         m.d.sync += [
-                            route_pair.eq(word.data),
                             ended.eq(word.last),
                             filled.eq(word.missing == Mux(routes.count[0], route_beats, 0)),
                             second.eq(0),
                         ]
-                        go("ROUTE")
+                        m.next = "ROUTE"
+            with m.State("WRONG ROUTES"):
+                m.next = "DISCARD"
+                with m.If(ended | tail):
+                    m.next = "HEADER"
             with m.State("ROUTE"):
                 m.d.comb += self.o_route.valid.eq(~homes_come)
                 if params.memory_bits:
@@ -425,32 +432,32 @@ class Receive(wiring.Component):
                     with m.If(entry_taken):
                         m.d.sync += self.o_home.p.expert.eq(self.o_home.p.expert + 1)
                 with m.If(entry_wrong):
-                    m.d.comb += wrong.eq(1)
-                    go("HEADER")
+                    m.d.comb += wrong["entry"].eq(1)
+                    m.next = "HEADER"
                     with m.If(~ended):
-                        go("DISCARD")
+                        m.next = "DISCARD"
                 with m.Elif(entry_taken):
                     m.d.sync += [routes_left.eq(routes_left - 1), no_route_left.eq(routes_left == 1), second.eq(1)]
                     with m.If(second | (routes_left == 1)):
-                        go("ROUTES")
+                        m.next = "ROUTES"
             with m.State("START"):
                 with m.If(~self.routes_held):
-                    go("STARTED")
+                    m.next = "STARTED"
             with m.State("STARTED"):  # a wrong last route has halted the engine by now
                 m.d.sync += self.start.eq(~self.halted)
-                go("HEADER")
+                m.next = "HEADER"
             with m.State("WEIGHTS"):
                 m.d.comb += [self.moved.eq(passed), self.answered.eq(passed & beat.last)]
                 with m.If(passed & beat.last):
-                    go("HEADER")
+                    m.next = "HEADER"
             if params.memory_bits:
                 with m.State("STORE"):
                     with m.If(beyond):
-                        m.d.comb += wrong.eq(1)
-                        go("DISCARD")
+                        m.d.comb += wrong["store"].eq(1)
+                        m.next = "DISCARD"
                     with m.Elif(self.o_store.valid & self.o_store.ready):
                         m.d.sync += store_word.eq(store_word + 1)
                         with m.If(beat.last):
-                            go("HEADER")
+                            m.next = "HEADER"
         m.d.comb += self.idle.eq(self.waiting & self.i.ready & ~self.i.valid)
         return m

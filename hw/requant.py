@@ -111,7 +111,7 @@ class Requant(wiring.Component):
         m.d.sync += clipped.eq(Mux(zero | (own < EXPONENT_MIN), EXPONENT_MIN, own))
         so_far_2 = Signal(peak_shape, reset_less=True)  # a token not seen has the least there is
         keep = Signal(reset_less=True)
-        m.d.sync += [so_far_2.eq(Mux(was_seen, before, EXPONENT_MIN)), keep.eq(so_far_2 > clipped)]
+        m.d.sync += [so_far_2.eq(Mux(was_seen, before, EXPONENT_MIN)), keep.eq((clipped - so_far_2)[-1])]
         larger = delayed(Mux(keep, delayed(so_far_2, 1), delayed(clipped, 1)), 1)
         m.d.comb += [
             write.addr.eq(Cat(delayed(token, 3), parity)),
@@ -125,19 +125,24 @@ class Requant(wiring.Component):
         row_end = place.end & place.row[:in_block].all()
         complete = delayed(valid_in & row_end, 5, control=True)
         block = delayed(place.row[in_block:], 5)
-        last_block = delayed(place.row + 1 == self.rows, 5)
+        last_row = Signal.like(place.row, reset_less=True)
+        m.d.sync += last_row.eq(self.rows - 1)
+        last_block = delayed(place.row == last_row, 5)
         reading = Signal()
         final = Signal()
         left = Signal(params.max_batch)
         base = Signal.like(block)
         row = Signal(in_block)
+        at_last = Signal()  # it is the block's last
         peak = Signal(peak_shape, reset_less=True)
         number = Signal.like(place.token)
         with m.If(complete):
             m.d.sync += [left.eq(seen), seen.eq(0), parity.eq(~parity), base.eq(block), final.eq(last_block)]
+        waiting = Signal()  # some are left, and this is the first of them; a cycle late, long before it is read
+        m.d.sync += waiting.eq(left.any())
         for n in reversed(range(params.max_batch)):
             with m.If(left[n]):
-                m.d.comb += number.eq(n)
+                m.d.sync += number.eq(n)
         m.d.comb += [
             peak_port.addr.eq(Cat(self.r_token, ~parity)),
             self.r_row.eq(Cat(row, base)),
@@ -146,10 +151,10 @@ class Requant(wiring.Component):
         m.d.sync += peak.eq(peak_port.data)
         taken = Signal()
         token_end = Signal()
-        m.d.comb += [taken.eq(reading & self.r_ready), token_end.eq(taken & row.all())]
+        m.d.comb += [taken.eq(reading & self.r_ready), token_end.eq(taken & at_last)]
         with m.If(taken):
-            m.d.sync += row.eq(row + 1)
-        with m.If(~reading & left.any()):
+            m.d.sync += [row.eq(row + 1), at_last.eq(row == fmt.BLOCK_WEIGHTS - 2)]
+        with m.If(~reading & waiting):
             m.d.sync += [reading.eq(1), self.r_token.eq(number), left.eq(left & (left - 1))]
         with m.Elif(token_end):
             m.d.sync += reading.eq(0)
@@ -191,6 +196,6 @@ class Requant(wiring.Component):
             self.o.p.word.eq(delayed(row_8[low:], 1)),
             self.o.p.column.eq(params.max_columns + delayed(base, stages + 1)),
             self.o.p.token.eq(delayed(self.r_token, stages + 1)),
-            self.done.eq(delayed(token_end & ~left.any() & final, stages + 1, control=True)),
+            self.done.eq(delayed(token_end & ~waiting & final, stages + 1, control=True)),
         ]
         return m

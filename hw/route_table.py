@@ -15,7 +15,7 @@ class RouteTable(wiring.Component):
     """Routes in any order to a mask of tokens for every expert; router weights, ready for the multiplier.
 
     A route whose token is not below ``batch`` or whose expert is not below ``experts``, whose weight is above 1 or that
-    is there already sets ``error``. A weight's highest bit is shifted to the top as the route comes in: up to 20 cycles
+    is there already sets ``error``. A weight's highest bit is shifted to the top as the route comes in: up to 21 cycles
     a route. After a reset no route is taken until all masks are cleared, ``max_experts`` cycles.
 
     Members
@@ -24,7 +24,7 @@ class RouteTable(wiring.Component):
     batch, experts : In, limits
     error : Out, high for a cycle, a cycle after the route
     empty : Out, no route is on its way in
-    mask_expert : In; mask : Out, the tokens that want the expert, a cycle later
+    mask_expert : In; mask : Out, the tokens that want the expert, two cycles later
     forget : In, clears that expert's mask; not while routes come in
     weight_token, weight_expert : In
     weight : Out, ``ROUTER_WEIGHT``, ``LATENCY`` cycles later
@@ -80,7 +80,10 @@ class RouteTable(wiring.Component):
         with m.If(clearing):
             m.d.sync += [clear_expert.eq(clear_expert + 1), clearing.eq(clear_expert != params.max_experts - 1)]
         held = Signal()  # a route is at work
+        looked = Signal()  # and its expert's mask has been asked for
         checked = Signal()
+        fits = Signal(3, reset_less=True)
+        zero = Signal(reset_less=True)
         good = Signal(reset_less=True)
         normal = Signal(reset_less=True)  # the weight's highest bit is at the top, or it is zero
         scaled = Signal(shape, reset_less=True)
@@ -88,38 +91,51 @@ class RouteTable(wiring.Component):
         before = Signal(params.max_batch, reset_less=True)
         done = Signal()
         failed = Signal()
-        m.d.sync += self.mask.eq(read.data)
+        place = Signal.like(self.mask_expert)
+        read_at = Signal.like(place)
+        m.d.comb += read.addr.eq(read_at)
+        m.d.sync += [
+            read_at.eq(place),
+            self.mask.eq(read.data),
+            zero.eq(entry.weight == 0),
+            fits.eq(
+                Cat(
+                    entry.token < self.batch,
+                    entry.expert < self.experts,
+                    entry.weight <= 1 << (WEIGHT_BITS - 1),
+                )
+            ),
+        ]
         m.d.sync += failed.eq(done & (~good | (before & bit).any()))
         m.d.comb += [
             self.i.ready.eq(~held & ~clearing),
             self.empty.eq(~held & ~self.i.valid),
-            read.addr.eq(Mux(held, expert, self.mask_expert)),
+            place.eq(Mux(held, expert, self.mask_expert)),
             done.eq(held & checked & (~good | normal)),
             self.error.eq(failed),
         ]
         with m.If(~held):
             m.d.sync += [
                 held.eq(self.i.valid & ~clearing),
+                looked.eq(0),
                 checked.eq(0),
                 entry.eq(self.i.p),
                 scaled.magnitude.eq(self.i.p.weight),
                 scaled.exponent.eq(-16),
             ]
+        with m.Elif(~looked):
+            m.d.sync += looked.eq(1)
         with m.Elif(~checked):
             m.d.sync += [
                 checked.eq(1),
-                good.eq(
-                    (entry.token < self.batch)
-                    & (entry.expert < self.experts)
-                    & (entry.weight <= 1 << (WEIGHT_BITS - 1))
-                ),
+                good.eq(fits.all()),
                 bit.eq(Const(1, 1) << token),
                 before.eq(read.data),
-                normal.eq(entry.weight == 0),
+                normal.eq(zero),
             ]
-        with m.Elif(done):
-            m.d.sync += held.eq(0)
         with m.Else():
+            with m.If(done):
+                m.d.sync += held.eq(0)
             m.d.sync += [
                 scaled.magnitude.eq(scaled.magnitude << 1),
                 scaled.exponent.eq(scaled.exponent - 1),
@@ -131,7 +147,7 @@ class RouteTable(wiring.Component):
         new_mask = Signal(params.max_batch, reset_less=True)
         m.d.comb += [write.addr.eq(written), write.data.eq(new_mask), write.en.eq(writing)]
         m.d.sync += [
-            written.eq(Mux(clearing, clear_expert, read.addr)),
+            written.eq(Mux(clearing, clear_expert, place)),
             new_mask.eq(Mux(held, before | bit, 0)),
             writing.eq(clearing | Mux(held, done & good, self.forget)),
             weights.w_addr.eq(Cat(token, expert)),

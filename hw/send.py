@@ -154,22 +154,46 @@ class Send(wiring.Component):
             Message.DONE: [],
             Message.COUNTERS: [Const(len(Counter), 8)],
         }
-        m.d.sync += [last_token.eq(self.y_token + 1 == self.batch), self.done.eq(0)]
+        # What there is to say, a cycle late, and what of it comes first, two: none of it changes between there and the
+        # choice.
+        greet, tell_error, tell_layer, tell_counters, asked = (
+            Signal(name=name) for name in ("greet", "tell_error", "tell_layer", "tell_counters", "asked")
+        )
+        first = Signal.like(kind)
+        first_fails, first_counts = Signal(), Signal()
+        of_layer = Mux(layer_failed, kinds.index(Message.ERROR), kinds.index(Message.OUTPUT))
+        m.d.sync += [
+            greet.eq(~greeted),
+            tell_error.eq(self.halted & ~told),
+            tell_layer.eq(self.layer_done & ~told),
+            tell_counters.eq(counters_wanted),
+            asked.eq(greet | tell_error | tell_layer | tell_counters),
+            first_fails.eq(~greet & ~tell_error & tell_layer & layer_failed),
+            first_counts.eq(~greet & ~tell_error & ~tell_layer & tell_counters),
+            last_token.eq(self.y_token + 1 == self.batch),
+            self.done.eq(0),
+        ]
+        with m.If(greet):
+            m.d.sync += first.eq(kinds.index(Message.HELLO))
+        with m.Elif(tell_error):
+            m.d.sync += first.eq(kinds.index(Message.ERROR))
+        with m.Elif(tell_layer):
+            m.d.sync += first.eq(of_layer)
+        with m.Else():
+            m.d.sync += first.eq(kinds.index(Message.COUNTERS))
         with m.FSM():
             with m.State("IDLE"):
                 m.d.sync += [self.y_token.eq(0), failed.eq(0)]
-                with m.If(~greeted):
-                    m.d.sync += [kind.eq(kinds.index(Message.HELLO)), greeted.eq(1)]
-                    m.next = "HEADER"
-                with m.Elif(self.halted & ~told):
-                    m.d.sync += kind.eq(kinds.index(Message.ERROR))
-                    m.next = "HEADER"
-                with m.Elif(self.layer_done & ~told):
-                    m.d.sync += kind.eq(Mux(layer_failed, kinds.index(Message.ERROR), kinds.index(Message.OUTPUT)))
-                    m.d.sync += failed.eq(layer_failed)
-                    m.next = "HEADER"
-                with m.Elif(counters_wanted):
-                    m.d.sync += [kind.eq(kinds.index(Message.COUNTERS)), counters_wanted.eq(0), self.counter.eq(0)]
+                with m.If(asked):
+                    m.next = "WEIGH"
+            with m.State("WEIGH"):
+                m.next = "CHOOSE"
+            with m.State("CHOOSE"):
+                m.d.sync += [kind.eq(first), failed.eq(first_fails), greeted.eq(1)]
+                with m.If(first_counts):
+                    m.d.sync += [counters_wanted.eq(0), self.counter.eq(0)]
+                m.next = "IDLE"
+                with m.If(asked):
                     m.next = "HEADER"
             with m.State("HEADER"):
                 m.d.sync += beginning.eq(1)
@@ -250,7 +274,8 @@ class Send(wiring.Component):
 class Cut(wiring.Component):
     """Pass beats on; when what sends them is reset, end the message that it was in with a beat marked ``last``.
 
-    A beat that waits at ``o`` goes through a reset unharmed. ``LATENCY`` is a cycle.
+    A beat that waits at ``o`` goes through a reset unharmed. A beat is taken when the one before has left, so at most
+    every other cycle. ``LATENCY`` is a cycle.
 
     Members
     -------
@@ -272,14 +297,12 @@ class Cut(wiring.Component):
         m = Module()
         inside = Signal()  # a message has begun and not ended
         cutting = Signal()
-        free = Signal()
-        m.d.comb += [
-            free.eq(self.o.ready | ~self.o.valid),
-            self.i.ready.eq(free & ~cutting & ~self.cut),
-        ]
+        m.d.comb += self.i.ready.eq(~self.o.valid & ~cutting & ~self.cut)
         with m.If(self.cut):
             m.d.sync += cutting.eq(inside)
-        with m.If(free):
+        with m.If(self.o.valid):
+            m.d.sync += self.o.valid.eq(~self.o.ready)
+        with m.Else():
             m.d.sync += [
                 self.o.valid.eq((self.i.valid & self.i.ready) | (cutting & ~self.cut)),
                 self.o.p.data.eq(self.i.p.data),

@@ -184,10 +184,14 @@ class Swiglu(wiring.Component):
         m.d.comb += [factors.addr.eq(place), others.addr.eq(place_other)]
 
         # Stage 5 and 6: the tables' words come at 7, with all that goes with them.
-        whole_exponents = (  # of the product of both tables' words, without and with the other's carry
-            delay(m, Array(Const(power - less, EXPONENT) for _, power in table.EXP_WHOLE)[delay(m, whole, 3)], 3)
-            for less in (SIGNIFICANT_BITS, SIGNIFICANT_BITS + 1)
-        )
+        # The exponent of the product of both tables' words, without and with the other's carry; looked up in two steps.
+        powers = [power for _, power in table.EXP_WHOLE]
+        whole_low, whole_high = delay(m, whole[:4], 3), delay(m, whole[4:], 4)
+        whole_exponents = []
+        for less in (SIGNIFICANT_BITS, SIGNIFICANT_BITS + 1):
+            parts = [[Const(power - less, EXPONENT) for power in powers[n : n + 16]] for n in range(0, len(powers), 16)]
+            looked_up = [delay(m, Array(part)[whole_low], 1) for part in parts]
+            whole_exponents.append(delay(m, Array(looked_up)[whole_high], 2))
         up = low[-1]  # the offset from the interval's middle is low - 512: positive or zero
         distance = delay(m, Mux(up, low[:-1], (1 << (low_bits - 1)) - low[:-1]), 2)
         below = delay(m, ~up, 2)

@@ -148,18 +148,16 @@ struct Sim {
     Status tick() {
         drive();
         memory_drive();
-        top.clk = 0;
+        clocks(0);
         top.eval();
         memory_clock();
-        top.clk = 1;
+        clocks(1);
         top.eval();
         cycle++;
         return sample();
     }
 
     void start() { top.rx = 1; }
-    void clocks(int level) { top.clk = level; }
-    void reset(int level) { top.rst = level; }
 #else
     bool offering = false;
     size_t offered = 0;
@@ -213,9 +211,9 @@ struct Sim {
     }
 
     void start() {}
-    void clocks(int level) { top.clk = top.axis_clk = level; }
-    void reset(int level) { top.rst = top.axis_rst = level; }
 #endif
+    void clocks(int level) { top.clk = top.link_clk = level; }
+    void reset(int level) { top.rst = top.link_rst = level; }
 };
 
 }  // namespace

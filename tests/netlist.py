@@ -28,7 +28,7 @@ from amaranth.hdl import Instance, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from boards.build import BOARDS, SYNTH_OPTIONS
+from boards.build import BOARDS, ONE_HOT, SYNTH_OPTIONS
 from host.device import Device, DeviceError, LayerResult
 from host.link import LinkError
 from host.storage import Store
@@ -65,7 +65,7 @@ class ByteDevice(wiring.Component):
         super().__init__(
             {f"s_axis_{name}": In(width) for name, width in stream.items()}
             | {f"m_axis_{name}": Out(width) for name, width in stream.items()}
-            | {"s_axis_tready": Out(1), "m_axis_tready": In(1), "axis_clk": In(1), "axis_rst": In(1)}
+            | {"s_axis_tready": Out(1), "m_axis_tready": In(1)}
         )
 
     def elaborate(self, platform) -> Module:
@@ -90,7 +90,7 @@ def netlist(folder: Path) -> dict[str, int]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "device.il").write_text(rtlil.convert(ByteDevice(), name="device", platform=BOARDS[BOARD].platform()))
     script = (
-        f"read_rtlil device.il\nsynth_ecp5 {SYNTH_OPTIONS} -top device\n"
+        f"read_rtlil device.il\n{ONE_HOT}\nsynth_ecp5 {SYNTH_OPTIONS} -top device\n"
         "tee -q -o cells.json stat -json\nwrite_verilog -noattr device.v\n"
     )
     (folder / "device.ys").write_text(script)

@@ -1,18 +1,16 @@
-"""AXI-Stream in and out on a clock of its own, as the stream channels of a PCIe bridge (XDMA) have it."""
+"""AXI-Stream in and out, as the stream channels of a PCIe bridge (XDMA) have it."""
 
 from amaranth.hdl import Cat, Module, Signal
-from amaranth.lib import data, fifo, stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.layouts import link_beat
 
 WIDTHS = (8, 16)
-DEPTH = 32
-"""Beats in each crossing; enough for a beat every cycle whatever the ratio of the clocks."""
 
 
 class AxisPort(wiring.Component):
-    """Carry beats between AXI-Stream in clock domain ``axis`` and streams in ``sync``.
+    """Join AXI-Stream and the streams of the link, without a register.
 
     Frames are whole numbers of beats, so a beat in which ``tkeep`` is not all ones belongs to none and is dropped:
     what somebody writes in pieces of other lengths cannot put later frames out of step. Where a transfer begins and
@@ -27,8 +25,8 @@ class AxisPort(wiring.Component):
 
     Members
     -------
-    s_axis_* : to the device; m_axis_* : from the device; domain ``axis``
-    o : stream of bytes, a beat's; i : stream of :func:`hw.layouts.link_beat`; domain ``sync``
+    s_axis_* : to the device; m_axis_* : from the device
+    o : stream of bytes, a beat's; i : stream of :func:`hw.layouts.link_beat`
     """
 
     s_axis_tdata: Signal
@@ -58,23 +56,14 @@ class AxisPort(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        width = self.width
-        m.submodules.down = down = fifo.AsyncFIFO(width=8 * width, depth=DEPTH, w_domain="axis", r_domain="sync")
-        m.submodules.up = up = fifo.AsyncFIFO(width=8 * width + 1, depth=DEPTH, w_domain="sync", r_domain="axis")
         m.d.comb += [
-            down.w_data.eq(self.s_axis_tdata),
-            down.w_en.eq(self.s_axis_tvalid & self.s_axis_tkeep.all()),
-            self.s_axis_tready.eq(down.w_rdy),
-            self.o.payload.eq(down.r_data),
-            self.o.valid.eq(down.r_rdy),
-            down.r_en.eq(self.o.ready),
-            up.w_data.eq(self.i.payload),
-            up.w_en.eq(self.i.valid),
-            self.i.ready.eq(up.w_rdy),
-            Cat(self.m_axis_tdata, self.m_axis_tlast).eq(up.r_data),
-            self.m_axis_tkeep.eq((1 << width) - 1),
-            self.m_axis_tvalid.eq(up.r_rdy),
-            up.r_en.eq(self.m_axis_tready),
+            self.o.payload.eq(self.s_axis_tdata),
+            self.o.valid.eq(self.s_axis_tvalid & self.s_axis_tkeep.all()),
+            self.s_axis_tready.eq(self.o.ready),
+            Cat(self.m_axis_tdata, self.m_axis_tlast).eq(self.i.payload),
+            self.m_axis_tkeep.eq((1 << self.width) - 1),
+            self.m_axis_tvalid.eq(self.i.valid),
+            self.i.ready.eq(self.m_axis_tready),
         ]
         return m
 

@@ -15,6 +15,8 @@ F_VCO_HZ = (400_000_000, 800_000_000)
 F_OUT_HZ = (3_125_000, 400_000_000)
 """Limits of input, phase detector, oscillator and output; ECP5 data sheet FPGA-DS-02012, sysCLOCK PLL timing."""
 DIVIDER_MAX = 128
+HALF = 2
+"""The second output's divider is so many times the first's."""
 F_VCO_BEST_HZ = 600_000_000
 """Where several settings give the clock, the oscillator runs nearest to here, the middle of its range."""
 
@@ -48,7 +50,7 @@ def _settings(f_in: Fraction, divide: int, feedback: int) -> PllSettings | None:
     f_out = f_in * feedback / divide
     if not (feedback <= DIVIDER_MAX and _within(f_in / divide, F_PFD_HZ) and _within(f_out, F_OUT_HZ)):
         return None
-    lowest, highest = -(-F_VCO_HZ[0] // f_out), min(F_VCO_HZ[1] // f_out, DIVIDER_MAX)
+    lowest, highest = -(-F_VCO_HZ[0] // f_out), min(F_VCO_HZ[1] // f_out, DIVIDER_MAX // HALF)
     if lowest > highest:
         return None
     output = min(max(round(F_VCO_BEST_HZ / f_out), lowest), highest)
@@ -134,12 +136,12 @@ def xc7_pll_settings(f_in: Fraction | int, f_out: Fraction | int, speed: str = "
     ]
     for divide, feedback in oscillators:
         output = f_in * feedback / divide / f_out
-        if output.denominator == 1 and 1 <= output <= XC7_OUTPUT_MAX:
+        if output.denominator == 1 and 1 <= output <= XC7_OUTPUT_MAX // HALF:
             return Xc7PllSettings(divide, feedback, int(output), f_in, f_out)
     made = {
         f_in * feedback / divide / output
         for divide, feedback in oscillators
-        for output in range(1, XC7_OUTPUT_MAX + 1)
+        for output in range(1, XC7_OUTPUT_MAX // HALF + 1)
         if _within(f_in * feedback / divide / output, XC7_F_OUT_HZ)
     }
     near = [max((f for f in made if f < f_out), default=None), min((f for f in made if f > f_out), default=None)]
@@ -155,17 +157,18 @@ class Pll(wiring.Component):
     Members
     -------
     clk_i : In, ``settings.f_in``
-    clk_o : Out, ``settings.f_out``
-    lock : Out, asynchronous; ``clk_o`` is not to be used before it is high
+    clk_o : Out, ``settings.f_out``; half_o : Out, half of that, at no phase to rely on
+    lock : Out, asynchronous; the clocks are not to be used before it is high
     """
 
     clk_i: Signal
     clk_o: Signal
+    half_o: Signal
     lock: Signal
 
     def __init__(self, settings: PllSettings | Xc7PllSettings) -> None:
         self.settings = settings
-        super().__init__({"clk_i": In(1), "clk_o": Out(1), "lock": Out(1)})
+        super().__init__({"clk_i": In(1), "clk_o": Out(1), "half_o": Out(1), "lock": Out(1)})
 
     def elaborate(self, platform) -> Module:
         fits = is_xc7(platform) if isinstance(self.settings, Xc7PllSettings) else is_ecp5(platform)
@@ -195,7 +198,7 @@ class Pll(wiring.Component):
             p_CLKFB_DIV=self.settings.feedback,
             p_CLKOP_ENABLE="ENABLED",
             p_CLKOP_DIV=self.settings.output,
-            p_CLKOP_CPHASE=self.settings.output // 2,  # as ecppll; the phase does not matter to a lone output
+            p_CLKOP_CPHASE=self.settings.output // 2,  # as ecppll; nothing relies on a phase
             p_CLKOP_FPHASE=0,
             p_OUTDIVIDER_MUXA="DIVA",
             i_CLKI=self.clk_i,
@@ -209,13 +212,20 @@ class Pll(wiring.Component):
             i_PHASELOADREG=Const(1),
             i_PLLWAKESYNC=Const(0),
             i_ENCLKOP=Const(0),
+            p_CLKOS_ENABLE="ENABLED",
+            p_CLKOS_DIV=HALF * self.settings.output,
+            p_CLKOS_CPHASE=self.settings.output // 2,
+            p_CLKOS_FPHASE=0,
+            p_OUTDIVIDER_MUXB="DIVB",
+            i_ENCLKOS=Const(0),
             o_CLKOP=clock,
+            o_CLKOS=self.half_o,
             o_LOCK=self.lock,
         )
         return m
 
     def _xc7(self, m: Module, settings: Xc7PllSettings) -> None:
-        feedback, clock = Signal(), Signal()
+        feedback, clock, half = Signal(), Signal(), Signal()
         m.submodules.pll = Instance(
             "PLLE2_BASE",
             p_BANDWIDTH="OPTIMIZED",
@@ -223,6 +233,7 @@ class Pll(wiring.Component):
             p_DIVCLK_DIVIDE=settings.input,
             p_CLKFBOUT_MULT=settings.feedback,
             p_CLKOUT0_DIVIDE=settings.output,
+            p_CLKOUT1_DIVIDE=HALF * settings.output,
             p_STARTUP_WAIT="FALSE",
             i_CLKIN1=self.clk_i,
             i_CLKFBIN=feedback,
@@ -230,6 +241,8 @@ class Pll(wiring.Component):
             i_PWRDWN=Const(0),
             o_CLKFBOUT=feedback,  # internal: the phase to the input does not matter
             o_CLKOUT0=clock,
+            o_CLKOUT1=half,
             o_LOCKED=self.lock,
         )
         m.submodules.buffer = Instance("BUFG", i_I=clock, o_O=self.clk_o)
+        m.submodules.half_buffer = Instance("BUFG", i_I=half, o_O=self.half_o)

@@ -1,5 +1,8 @@
 """A first-in first-out queue that knows its payload's shape."""
 
+from functools import reduce
+from operator import or_
+
 from amaranth.hdl import Module, Mux, Shape, Signal, unsigned
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -67,7 +70,5 @@ class Queue(wiring.Component):
                 m.d.sync += place.eq(Mux(place == self.depth - 1, 0, place + 1))
         with m.If(push != pop):
             m.d.sync += held.eq(Mux(push, held << 1, held >> 1))
-        for count in range(self.depth + 1):
-            with m.If(held[count]):
-                m.d.comb += self.level.eq(count)
+        m.d.comb += self.level.eq(reduce(or_, (Mux(bit, count, 0) for count, bit in enumerate(held))))
         return m

@@ -14,7 +14,7 @@ from cocotbext.axi import AxiStreamBus, AxiStreamFrame, AxiStreamSink, AxiStream
 SOCKET = os.environ["EMUFPGA_SOCKET"]
 PAUSE = float(os.environ.get("EMUFPGA_PAUSE", "0.3"))
 """Chance of a pause in each cycle, on either side."""
-CLOCK_NS, AXIS_CLOCK_NS = 10, 7
+CLOCK_NS, LINK_CLOCK_NS = 10, 7
 LOOK_CYCLES = 50
 SILENCE_S = 120
 """The driver may be silent for so long."""
@@ -30,14 +30,14 @@ def pauses():
 async def serve(dut) -> None:
     """Serve one connection until the driver closes it."""
     Clock(dut.clk, CLOCK_NS, unit="ns").start()
-    Clock(dut.axis_clk, AXIS_CLOCK_NS, unit="ns").start()
-    dut.rst.value = dut.axis_rst.value = 1
-    source = AxiStreamSource(AxiStreamBus.from_prefix(dut, "s_axis"), dut.axis_clk, dut.axis_rst)
-    sink = AxiStreamSink(AxiStreamBus.from_prefix(dut, "m_axis"), dut.axis_clk, dut.axis_rst)
+    Clock(dut.link_clk, LINK_CLOCK_NS, unit="ns").start()
+    dut.rst.value = dut.link_rst.value = 1
+    source = AxiStreamSource(AxiStreamBus.from_prefix(dut, "s_axis"), dut.link_clk, dut.link_rst)
+    sink = AxiStreamSink(AxiStreamBus.from_prefix(dut, "m_axis"), dut.link_clk, dut.link_rst)
     source.set_pause_generator(pauses())
     sink.set_pause_generator(pauses())
     await ClockCycles(dut.clk, 5)
-    dut.rst.value = dut.axis_rst.value = 0
+    dut.rst.value = dut.link_rst.value = 0
     with socket.socket(socket.AF_UNIX) as listener:
         listener.settimeout(SILENCE_S)
         listener.bind(SOCKET)
@@ -66,5 +66,5 @@ async def serve(dut) -> None:
                 connection.setblocking(True)
                 connection.sendall(bytes(frame.tdata))
                 connection.setblocking(False)
-            await ClockCycles(dut.axis_clk, LOOK_CYCLES)
+            await ClockCycles(dut.link_clk, LOOK_CYCLES)
     raise TimeoutError(f"the driver was silent for {SILENCE_S} s")

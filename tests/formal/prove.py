@@ -77,8 +77,30 @@ class Opened(Elaboratable):
     def __getitem__(self, name: str) -> Signal:
         return self._registers[name]
 
+    def open(self, name: str) -> "Opened":
+        """The same of the submodule ``name``."""
+        component, src_loc = self.module._named_submodules[name]
+        inner = Opened(component)
+        self.module._named_submodules[name] = inner, src_loc
+        return inner
+
     def elaborate(self, platform) -> Module:
         return self.module
+
+
+def queue_is_sound(m: Module, queue, opened: Opened) -> None:
+    """What induction needs to know of a :class:`hw.primitives.queue.Queue`, whose own proof shows it."""
+    storage = opened.module.submodules.storage
+    read, write = storage.read_ports[0].addr, storage.write_ports[0].addr
+    claim(
+        m,
+        queue.level <= queue.depth,
+        opened["held"] == 1 << queue.level,
+        (read < queue.depth) & (write < queue.depth),
+        (read + queue.level == write) | (read + queue.level == write + queue.depth),
+        queue.o.valid == (queue.level != 0),
+        queue.i.ready == (queue.level != queue.depth),
+    )
 
 
 def broken(module: ModuleType, old: str, new: str) -> ModuleType:

@@ -1,14 +1,26 @@
-"""The aligner accounts for every byte, and its words hold while they wait."""
+"""The aligner accounts for every byte, has a place for every word, and its words hold while they wait."""
+
+from itertools import pairwise
 
 import pytest
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw import align
 from hw.layouts import WIDE_BEAT, WORD
 
-from .prove import Opened, Refuted, assume, broken, claim, never_reset, prove, waiting_payload_holds
+from .prove import (
+    Opened,
+    Refuted,
+    assume,
+    broken,
+    claim,
+    never_reset,
+    prove,
+    queue_is_sound,
+    waiting_payload_holds,
+)
 
 BLOCK_BYTES, WORD_BYTES, WORDS = 210, 16, 13
 
@@ -30,11 +42,13 @@ class AlignProof(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), dut.i)
         wiring.connect(m, dut.o, wiring.flipped(self.o))
         never_reset(m)
+        queue = opened.module.submodules.leaving
+        queue_is_sound(m, queue, opened.open("leaving"))
         waiting_payload_holds(m, dut.o)
         fill, offset, index = (opened[name] for name in ("fill", "offset", "index"))
 
-        taken = dut.i.valid & dut.i.ready
-        beat = dut.i.p
+        taken = opened["taken"]  # a beat, in the cycle before
+        beat = data.View(WIDE_BEAT, opened["beat"])
         beats = Signal(16)  # of this run; counts and equations are all modulo 2**16
         blocks = Signal(16)
         block_end = ~fill & (index == WORDS - 1)
@@ -56,23 +70,21 @@ class AlignProof(wiring.Component):
         padding = Signal(16)
         m.d.comb += padding.eq(real_bytes - BLOCK_BYTES * (blocks + block_end))
         in_order = block_end & (padding < self.link_bytes)
-        expected = Signal()
-        expected_valid = Signal()
-        shown = Signal()
-        shown_valid = Signal()
-        with m.If(dut.i.ready):  # the two stages behind the decision move together
-            m.d.sync += [
-                expected.eq(beat.last & ~in_order),
-                expected_valid.eq(dut.i.valid & (~fill | beat.last)),
-                shown.eq(expected),
-                shown_valid.eq(expected_valid),
-            ]
+        # A word comes out of the pipeline for each beat that gives one, and is marked if the run is not in order.
+        came = [Signal(name=f"came_{n}") for n in range(4)]
+        wrong = [Signal(name=f"wrong_{n}") for n in range(4)]
+        m.d.comb += [came[0].eq(taken & (~fill | beat.last)), wrong[0].eq(beat.last & ~in_order)]
+        for line in (came, wrong):
+            m.d.sync += [later.eq(sooner) for sooner, later in pairwise(line)]
+        claim(m, queue.i.valid == came[3], ~came[3] | (queue.i.p.error == wrong[3]))
+        # There is always a place for it: those that are free, and those of words on their way.
+        places, gave = opened["places"], opened["gave"]
         claim(
             m,
-            dut.o.valid == shown_valid,
-            ~shown_valid | (dut.o.p.error == shown),
-            opened["s1_valid"] == expected_valid,
-            ~expected_valid | (opened["s1"][-1] == expected),  # error is the word's last field
+            gave == came[1],
+            places == queue.depth - queue.level - came[2] - came[3] - opened["left_one"],
+            places >= gave + taken + opened["step"],
+            ~queue.i.valid | queue.i.ready,
         )
         return m
 
@@ -80,13 +92,14 @@ class AlignProof(wiring.Component):
 @pytest.mark.formal
 @pytest.mark.parametrize("link_bytes", [1, 4, 8, 16])
 def test_align(link_bytes, tmp_path):
-    prove(AlignProof(align, link_bytes), tmp_path, depth=3)
+    prove(AlignProof(align, link_bytes), tmp_path, depth=5)
 
 
 BREAKS = [
     ("fill.eq(offset == OFFSETS - 1)", "fill.eq(0)"),
     ("offset.eq(offset + 1)", "offset.eq(offset)"),
-    ("step.eq(self.o.ready | ~self.o.valid)", "step.eq(1)"),
+    ("step.eq(places >= 4)", "step.eq(places >= 3)"),
+    ("places.eq(places - gave + left_one)", "places.eq(places - gave + 1)"),
     ("block_end & (padding // self.link_bytes == beat.missing)", "block_end"),
 ]
 
@@ -95,4 +108,4 @@ BREAKS = [
 @pytest.mark.parametrize(("old", "new"), BREAKS)
 def test_the_proof_fails_on_a_broken_aligner(old, new, tmp_path):
     with pytest.raises((Refuted, RuntimeError)):
-        prove(AlignProof(broken(align, old, new), 4), tmp_path, depth=3)
+        prove(AlignProof(broken(align, old, new), 4), tmp_path, depth=5)

@@ -28,8 +28,8 @@ class FetchProof(wiring.Component):
     """Layer after layer of one configuration and one set of masks, any; a reference walk tells what has to come next.
 
     ``starts`` says where the experts' matrices lie: the first at its offset, each of the others a length after the one
-    before. A mask comes a cycle after its expert is named; it reads as zero once it was told to be forgotten. An answer
-    comes at any time after its request.
+    before. A mask comes two cycles after its expert is named; it reads as zero once it was told to be forgotten. An
+    answer comes at any time after its request.
 
     Parameters
     ----------
@@ -90,8 +90,9 @@ class FetchProof(wiring.Component):
                 assume(m, offset <= 1, length <= 1)
         forgotten = Signal(PARAMS.max_experts)
         gone = forgotten.bit_select(dut.mask_expert, 1)
-        read = Signal(PARAMS.max_batch)
-        m.d.sync += read.eq(Mux(gone, 0, Array(masks)[dut.mask_expert]))
+        asked, read = Signal.like(dut.mask_expert), Signal(PARAMS.max_batch)
+        gone_asked = forgotten.bit_select(asked, 1)
+        m.d.sync += [asked.eq(dut.mask_expert), read.eq(Mux(gone_asked, 0, Array(masks)[asked]))]
         unanswered = Signal(range(MAX_OUTSTANDING + 1))
         begin = self.start & ~dut.busy
         requested = dut.o_request.valid & dut.o_request.ready
@@ -177,7 +178,11 @@ class FetchProof(wiring.Component):
         loading = opened["idle"]
         claim(m, opened["turn"] == state("TURNED"), ~loading | state("IDLE") | (state("LOOK") & (here == 0)))
         claim(m, ~state("LOOK") | (here != 0) | loading)
-        looking = state("LOOK", "TAKE", "SEE", "NAME")
+        offset, length = (
+            opened[name].word_select(0, n) for name, n in (("offsets", OFFSET_BITS), ("lengths", LENGTH_BITS))
+        )
+        claim(m, ~opened["turn"] | (opened["after"] == (offset + length)[:OFFSET_BITS]))
+        looking = state("LOOK", "LOOK ON", "TAKE", "SEE", "NAME")
         with m.If(dut.busy & ~state("DRAIN")):
             claim(m, here < config.experts, place <= here + state("TURNED", "NEXT"), named <= here + ~looking)
         with m.If(dut.busy & ~state("DRAIN") & ~loading):
@@ -192,8 +197,10 @@ class FetchProof(wiring.Component):
                 )
         with m.If(looking):
             claim(m, turn == 0, matrix == 0, ~owed, ~to_request | (expert >= here), ~to_name | (next_name >= here))
-        with m.If(state("LOOK", "TAKE")):
+        with m.If(state("LOOK", "LOOK ON", "TAKE")):
             claim(m, forgotten == (1 << here) - 1)
+        with m.If(state("LOOK ON", "TAKE")):
+            claim(m, asked == here)
         with m.If(state("TAKE")):
             claim(m, read == Array(masks)[here])
         with m.If(state("SEE", "NAME", "TURN", "REQUEST", "ANNOUNCE", "TURNED", "NEXT")):
@@ -245,13 +252,13 @@ BREAKS = [
     ("self.waiting < config.outstanding", "self.waiting <= config.outstanding"),
     ("expert.eq(expert + 1)", "expert.eq(expert)"),
     ("with m.If(last_expert):", "with m.If(1):"),
-    ("last_expert.eq(expert + 1 == config.experts)", "last_expert.eq(expert == config.experts)"),
+    ("final_expert.eq(config.experts - 1)", "final_expert.eq(config.experts)"),
     ("wanted.eq(mask.any())", "wanted.eq(mask.all())"),
     ("self.o_expert.valid.eq(wanted)", "self.o_expert.valid.eq(1)"),
     ("self.o_matrix.p.kind.eq(matrix)", "self.o_matrix.p.kind.eq(2 - matrix)"),
     ("self.o_request.p.kind.eq(matrix)", "self.o_request.p.kind.eq(2 - matrix)"),
     ("self.o_request.p.expert.eq(expert)", "self.o_request.p.expert.eq(0)"),
-    ("offsets[2].eq(offsets[0] + lengths[0])", "offsets[2].eq(offsets[0])"),
+    ("after.eq(offsets[0] + lengths[0])", "after.eq(offsets[0])"),
 ]
 
 

@@ -88,18 +88,23 @@ class RouteTableProof(wiring.Component):
             m.d.sync += bit.eq(0)
         ready = ~held & ~clearing
         claim(m, dut.i.ready == ready, dut.empty == (~held & ~self.i.valid))
-        # The mask and the error come a cycle later; the mask without what is being written meanwhile.
+        # The error comes a cycle later, the mask two, without what is being written meanwhile.
         writing_mine = opened["writing"] & (opened["written"] == self.expert)
-        asked, bit_then, told, wrong_then, left = Signal(), Signal(), Signal(), Signal(), Signal()
+        asked, asked_on, bit_then, bit_before = Signal(), Signal(), Signal(), Signal()
+        told, wrong_then, left = Signal(), Signal(), Signal()
         m.d.sync += [
-            asked.eq(ready & (self.mask_expert == self.expert) & ~writing_mine & ~self.reset),
+            asked.eq(ready & (self.mask_expert == self.expert) & ~self.reset),
+            asked_on.eq(asked & ~writing_mine & ~self.reset),
             bit_then.eq(bit),
+            bit_before.eq(bit_then),
             told.eq(leaves & (mine | ~good) & ~self.reset),
             wrong_then.eq(~good | bit),
             left.eq(leaves & ~self.reset),
         ]
         with m.If(asked):
-            claim(m, self.mask.bit_select(self.token, 1) == bit_then)
+            claim(m, opened["read_at"] == self.expert)
+        with m.If(asked_on):
+            claim(m, self.mask.bit_select(self.token, 1) == bit_before)
         with m.If(told):
             claim(m, dut.error == wrong_then)
         with m.If(~left):
@@ -122,6 +127,8 @@ class RouteTableProof(wiring.Component):
                 good == allowed(entry, self.batch, self.experts),
                 mine == ((entry.token == self.token) & (entry.expert == self.expert)),
             )
+        with m.If(held & opened["looked"]):
+            claim(m, opened["read_at"] == entry.expert[: len(self.expert)], opened["fits"].all() == good)
         with m.If(held & opened["checked"]):
             claim(m, opened["good"] == good, opened["bit"] == (1 << entry.token[:1])[: PARAMS.max_batch])
             with m.If(entry.expert == self.expert):
@@ -142,7 +149,7 @@ BREAKS = [
     ("Mux(held, before | bit, 0)", "Mux(held, bit, 0)"),
     ("clearing.eq(clear_expert != params.max_experts - 1)", "clearing.eq(0)"),
     ("Mux(held, done & good, self.forget)", "Mux(held, done, self.forget)"),
-    ("(entry.weight <= 1 <<", "(entry.weight < 1 <<"),
+    ("entry.weight <= 1 <<", "entry.weight < 1 <<"),
     ("(before & bit).any()", "before.any()"),
 ]
 

@@ -1,6 +1,9 @@
 import numpy as np
 import pytest
+from amaranth.hdl import Module
+from amaranth.lib import wiring
 
+from hw.align import Align
 from hw.decode import ERROR_COMMAND, ERROR_LENGTH, Decode
 from hw.formats.params import Params
 from hw.layouts import Kind
@@ -8,6 +11,7 @@ from sim.golden import q6_k
 from sim.workload import random_blocks
 
 from .streams import STALLS, run_streams
+from .test_align import wide_beats
 
 
 def words(blocks: np.ndarray) -> list[dict]:
@@ -112,7 +116,7 @@ def test_decode(seed, params, p_in, p_out):
 
 
 def test_decode_throughput_and_latency():
-    """16 cycles a selected block, 13 a drained one (as many as there are words), none lost between matrices."""
+    """16 cycles a selected block, 13 a drained one (as many as there are words), two more at a drained matrix's end."""
     rng = np.random.default_rng(0)
     params = Params(max_batch=1)
     matrices = [(random_blocks(rng, 4, 2), 1, Kind.UP), (random_blocks(rng, 4, 2), 1, Kind.DOWN)]
@@ -127,7 +131,37 @@ def test_decode_throughput_and_latency():
     dut = Decode(params)
     got = run_streams(dut, [(dut.i, flat_words(drained)), (dut.i_matrix, commands(drained))], [(dut.o, 16)], rng=rng)
     taken = got.in_cycles[0]
-    assert taken == list(range(taken[0], taken[0] + 17 * 13))
+    ends = 8 * 13, 16 * 13
+    assert [at - taken[0] for at in taken] == [n + 2 * sum(n >= end for end in ends) for n in range(17 * 13)]
+
+
+class Aligned(wiring.Component):
+    """The decoder behind the aligner, as in the engine."""
+
+    def __init__(self, params: Params) -> None:
+        self.align, self.decode = Align(), Decode(params)
+        inside = self.decode.signature.members
+        super().__init__({"i": self.align.signature.members["i"], "i_matrix": inside["i_matrix"], "o": inside["o"]})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.align, m.submodules.decode = align, decode = self.align, self.decode
+        wiring.connect(m, wiring.flipped(self.i), align.i)
+        wiring.connect(m, align.o, decode.i)
+        wiring.connect(m, wiring.flipped(self.i_matrix), decode.i_matrix)
+        wiring.connect(m, decode.o, wiring.flipped(self.o))
+        return m
+
+
+def test_decode_behind_align():
+    """16 cycles a block even though the decoder pauses after each: the aligner has words ready when it goes on."""
+    rng = np.random.default_rng(0)
+    blocks = random_blocks(rng, 20, 2)
+    dut = Aligned(Params(max_batch=1))
+    items = wide_beats(blocks.tobytes())
+    got = run_streams(dut, [(dut.i, items), (dut.i_matrix, commands([(blocks, 1, Kind.UP)]))], [(dut.o, 640)], rng=rng)
+    (given,) = got.out_cycles
+    assert given == list(range(given[0], given[0] + 640))
 
 
 @pytest.mark.parametrize(

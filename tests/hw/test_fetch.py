@@ -60,6 +60,7 @@ async def walk(ctx, dut: Fetch, layer: Layer, masks: list[int], rng, *, p_out: f
 
     events = []
     memory = [*masks, *rng.integers(1, 16, (1 << len(dut.mask_expert)) - len(masks)).tolist()]
+    coming = 0
     forgotten = []
     unanswered: deque[int] = deque()  # the cycles in which the answers will have come
     waited: dict[str, int | None] = dict.fromkeys(ports)
@@ -69,7 +70,8 @@ async def walk(ctx, dut: Fetch, layer: Layer, masks: list[int], rng, *, p_out: f
             ctx.set(port.ready, bool(rng.random() < p_out))
         answered = bool(unanswered) and unanswered[0] <= cycle
         ctx.set(dut.answered, answered)
-        ctx.set(dut.mask, memory[ctx.get(dut.mask_expert)])
+        ctx.set(dut.mask, coming)
+        coming = memory[ctx.get(dut.mask_expert)]
         assert ctx.get(dut.waiting) == len(unanswered) <= layer.outstanding
         if answered:
             unanswered.popleft()
@@ -145,7 +147,7 @@ def test_fetch_cycles(mode):
             layer = make_layer(len(masks), mode=mode, outstanding=MAX_OUTSTANDING)
             events, cycles = await walk(ctx, dut, layer, masks, rng)
             requests = sum(event[0] == "request" for event in events)
-            assert cycles == 11 * len(masks) + 2 * requests + 1
+            assert cycles == 12 * len(masks) + 2 * requests + 1
 
     run(process)
 

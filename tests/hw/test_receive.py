@@ -89,7 +89,8 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
     settings = ctx.get(dut.batch), ctx.get(Value.cast(dut.config))
     quiet = 0
     cycle = 0
-    before = 0  # the message that was now in the cycle before: errors and places come that much later
+    before = 0  # the message that was now in the cycle before: places come that much later
+    earlier = 0  # in the one before that: so do errors
     ended = -1  # the message whose configuration is to be looked at
     while quiet < 20:
         quiet += not left
@@ -147,8 +148,8 @@ async def exchange(ctx, dut: Receive, cases: list[Case], rng, p_in: float, p_out
         pulses = ("reset", "read_counters", *(["forget"] if dut.params.memory_bits else []))
         here += [(name,) for name in pulses if ctx.get(getattr(dut, name))]
         if ctx.get(dut.error):
-            events[before].append(("error", ctx.get(dut.error)))
-        before = now
+            events[earlier].append(("error", ctx.get(dut.error)))
+        earlier, before = before, now
         if offered and ctx.get(dut.i.ready):
             if number != now:
                 ended = now

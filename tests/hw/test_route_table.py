@@ -10,7 +10,7 @@ from hw.formats.sigmoid import SIGNIFICANT_BITS
 from hw.route_table import RouteTable
 
 ONE = 1 << 16
-LIMIT = 20
+LIMIT = 21
 
 
 class Filled(NamedTuple):
@@ -54,14 +54,14 @@ async def fill(ctx, dut: RouteTable, entries, rng, p_in: float = 1.0) -> Filled:
 
 
 async def masks(ctx, dut: RouteTable, experts: int) -> list[int]:
-    """All masks, each in the cycle after that in which its expert is named, once the last write has been made."""
+    """All masks, each two cycles after that in which its expert is named, once the last write has been made."""
     found = []
     await ctx.tick()
-    for expert in range(experts):
-        ctx.set(dut.mask_expert, expert)
+    for expert in range(experts + 1):
+        ctx.set(dut.mask_expert, min(expert, experts - 1))
         await ctx.tick()
         found.append(ctx.get(dut.mask))
-    return found
+    return found[1:]
 
 
 async def weights(ctx, dut: RouteTable, places) -> list[tuple[int, int]]:
@@ -103,8 +103,8 @@ def check_weights(entries, found) -> None:
 
 
 def cycles(weight: int) -> int:
-    """From one route taken to the next: check, shift the highest bit to the top, write."""
-    return 3 + (SIGNIFICANT_BITS - weight.bit_length() if weight else 0)
+    """From one route taken to the next: look up, check, shift the highest bit to the top, write."""
+    return 4 + (SIGNIFICANT_BITS - weight.bit_length() if weight else 0)
 
 
 def random_entries(rng, batch: int, experts: int, count: int) -> list[tuple[int, int, int]]:
