@@ -30,7 +30,7 @@ set_property LOC GTPE2_CHANNEL_X0Y5 [get_cells {Top_i/xdma_0/inst/Top_xdma_0_0_p
 # and lane 3 the one at D9.
 set_property LOC GTPE2_CHANNEL_X0Y7 [get_cells {Top_i/xdma_0/inst/Top_xdma_0_0_pcie2_to_pcie3_wrapper_i/pcie2_ip_i/inst/inst/gt_top_i/pipe_wrapper_i/pipe_lane[3].gt_wrapper_i/gtp_channel.gtpe2_channel_i}]
 
-# Bits of a Gray-coded pointer (hw/link/axis.py) must come within one clock of each other, so a crossing may take no
+# Bits of a Gray-coded pointer (hw/link/crossing.py) must come within one clock of each other, so a crossing may take no
 # longer than the shorter period, 8 ns of the bridge's 125 MHz; a false path would leave the skew open.
 set_max_delay -datapath_only 8.000 -from [get_clocks -of_objects [get_pins Top_i/device/axi_aclk]] -to [get_clocks -of_objects [get_pins Top_i/device/clk]]
 # The same the other way.
