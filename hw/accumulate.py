@@ -20,7 +20,7 @@ from hw.formats.arithmetic import (
 from hw.formats.params import Params
 from hw.layouts import bits_for, block_sum, block_tag, row_sum
 from hw.primitives.multiplier import Multiplier
-from hw.primitives.queue import Queue
+from hw.primitives.queue import CreditQueue
 
 
 def rows_waiting(params: Params) -> int:
@@ -46,7 +46,7 @@ class Accumulate(wiring.Component):
     held : Out, row sums that wait
     """
 
-    LATENCY = 18
+    LATENCY = 19
     """Cycles from a row's last block to the sum of the row in lane 0."""
 
     i: stream.Interface
@@ -75,7 +75,7 @@ class Accumulate(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         params = self.params
-        m.submodules.rows = rows = Queue(row_sum(params), self.rows_waiting)
+        m.submodules.rows = rows = CreditQueue(row_sum(params), self.rows_waiting)
         m.d.comb += [self.held.eq(rows.level), rows.o.ready.eq(~self.o.valid)]
         with m.If(~self.o.valid):  # a place behind the queue, so that the queue does not wait for who is far away
             m.d.sync += [self.o.valid.eq(rows.o.valid), self.o.p.eq(rows.o.p)]
@@ -103,7 +103,6 @@ class Accumulate(wiring.Component):
         step = Signal()
         issue = Signal()
         reserve = Signal()
-        release = Signal()
         m.d.comb += [
             step.eq(held & (begun | room | ~tag.last)),
             issue.eq(step & (tag.lanes >> lane)[0]),
@@ -120,8 +119,7 @@ class Accumulate(wiring.Component):
         m.d.sync += [
             ready.eq(Mux(ready, ~self.i.valid, step & (lane == self.cycles_per_block - 2))),
             reserve.eq(issue & tag.last),
-            release.eq(rows.o.valid & rows.o.ready),
-            places.eq(places - reserve + release),
+            places.eq(places - reserve + rows.left),
             room.eq(places >= params.tokens + 3),
         ]
 

@@ -8,7 +8,7 @@ from hw.delay import delay
 from hw.formats import q6_k as fmt
 from hw.formats.params import LINK_BYTES
 from hw.layouts import BLOCK_WORDS, WIDE_BEAT, WORD, WORD_BYTES
-from hw.primitives.queue import Queue
+from hw.primitives.queue import CreditQueue
 
 TAIL = fmt.BLOCK_BYTES % WORD_BYTES
 OFFSETS = WORD_BYTES // TAIL
@@ -37,7 +37,7 @@ class Align(wiring.Component):
     o : stream of ``WORD``
     """
 
-    LATENCY = 5
+    LATENCY = 6
     """Cycles from a beat that gives a word to that word."""
     BEATS_PER_8_BLOCKS = 8 * fmt.BLOCK_BYTES // WORD_BYTES
 
@@ -53,12 +53,11 @@ class Align(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         # A beat is taken only with a place in this queue for its word, counted three cycles late; so none waits.
-        m.submodules.leaving = leaving = Queue(WORD, LEAVING)
+        m.submodules.leaving = leaving = CreditQueue(WORD, LEAVING)
         wiring.connect(m, wiring.flipped(self.o), leaving.o)
         places = Signal(range(LEAVING + 1), init=LEAVING)
         step = Signal()
         taken = Signal()
-        left_one = Signal()
         beat = Signal(WIDE_BEAT, reset_less=True)
         m.d.comb += self.i.ready.eq(step)
         m.d.sync += [taken.eq(self.i.valid & step), beat.eq(self.i.p)]
@@ -95,8 +94,7 @@ class Align(wiring.Component):
         m.d.sync += [
             step.eq(places >= 4),
             gave.eq(gives),
-            left_one.eq(self.o.valid & self.o.ready),
-            places.eq(places - gave + left_one),
+            places.eq(places - gave + leaving.left),
         ]
         window = Cat(before, beat.data.as_value())
         for halves in reversed(range(len(offset))):

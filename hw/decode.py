@@ -9,7 +9,7 @@ from hw.formats import q6_k as fmt
 from hw.formats.arithmetic import D_EXPONENT_MIN, MANTISSA_BITS
 from hw.formats.params import Params
 from hw.layouts import BLOCK_WORDS, WORD, WORD_BYTES, Kind, block_tag, matrix_command, sub_block
-from hw.primitives.queue import Queue
+from hw.primitives.queue import CreditQueue
 
 QL_WORDS = fmt.QL_BYTES // WORD_BYTES
 QH_WORDS = fmt.QH_BYTES // WORD_BYTES
@@ -20,7 +20,7 @@ ERROR_COMMAND = 2
 """Bit of ``error``: a matrix of no rows, no columns or rows longer than its vectors may be was announced."""
 
 
-LEAVING = 8
+LEAVING = 16
 """Sub-blocks on their way out; as many as keep one leaving every cycle."""
 
 ACTIVITY = data.StructLayout(
@@ -55,7 +55,7 @@ class Decode(wiring.Component):
     activity : Out, ``ACTIVITY``, a cycle late
     """
 
-    LATENCY = 6
+    LATENCY = 7
     """Cycles from a block's last word to its first sub-block, when the buffers were empty."""
 
     i: stream.Interface
@@ -249,9 +249,16 @@ class Decode(wiring.Component):
         # One cycle later: store the word.
         stored = Signal.like(word.data, reset_less=True)
         stored_d = Signal(16, reset_less=True)
+        stored_normal = Signal(reset_less=True)  # d is no subnormal half
         place = Signal.like(count, reset_less=True)
         stored_slot = Signal(reset_less=True)
-        m.d.sync += [stored.eq(word.data), stored_d.eq(word.d), place.eq(count), stored_slot.eq(slot)]
+        m.d.sync += [
+            stored.eq(word.data),
+            stored_d.eq(word.d),
+            stored_normal.eq(word.d[10:15].any()),
+            place.eq(count),
+            stored_slot.eq(slot),
+        ]
 
         # A block is called full while its last word is on its way to the memory: nobody looks before it is there.
         with m.If(block_end & selected):
@@ -282,14 +289,14 @@ class Decode(wiring.Component):
             if mem is scales:
                 # d = mantissa * 2**exponent: a half's 1.f * 2**(biased - 15) is (1024 + f) * 2**(biased - 25).
                 fraction, biased, negative = stored_d[:10], stored_d[10:15], stored_d[15]
-                magnitude = Cat(fraction, biased.any())
+                magnitude = Cat(fraction, stored_normal)
                 mantissa = Signal(signed(MANTISSA_BITS), reset_less=True)
                 exponent = Signal(signed(6), reset_less=True)
                 bad = Signal(reset_less=True)
                 m.d.sync += [
                     # Negated as "invert and add one" in a single adder; a bad d becomes 0 when it is read.
                     mantissa.eq((Cat(magnitude, 0) ^ negative.replicate(MANTISSA_BITS)) + negative),
-                    exponent.eq(Mux(biased.any(), biased - 25, D_EXPONENT_MIN)),
+                    exponent.eq(Mux(stored_normal, biased - 25, D_EXPONENT_MIN)),
                     bad.eq(biased.all()),
                 ]
                 tag = slots[delay(m, stored_slot, 1)].tag
@@ -299,11 +306,10 @@ class Decode(wiring.Component):
     def _read(self, m: Module, ql, qh, scales, slots, full, emptied, emptied_slot) -> None:
         params = self.params
         # A sub-block sets out only with a place in this queue, known a cycle late, so that nothing on its way waits.
-        m.submodules.leaving = leaving = Queue(sub_block(params), LEAVING)
+        m.submodules.leaving = leaving = CreditQueue(sub_block(params), LEAVING)
         wiring.connect(m, wiring.flipped(self.o), leaving.o)
         places = Signal(range(LEAVING + 1), init=LEAVING)
         step = Signal()
-        left_one = Signal()
 
         # Stage 0: which sub-block of which slot, for which of the groups left.
         running = Signal()
@@ -317,8 +323,7 @@ class Decode(wiring.Component):
         upcoming = Signal()  # the slot to look at when this one is done
         m.d.sync += [
             step.eq(places >= 2),
-            left_one.eq(self.o.valid & self.o.ready),
-            places.eq(places - (step & running) + left_one),
+            places.eq(places - (step & running) + leaving.left),
             rest.eq(left & (left - 1)),
             alone.eq(rest == 0),
         ]

@@ -17,6 +17,7 @@ from hw.link.link import Link
 from hw.link.narrow import Narrow
 from hw.link.outgoing import Outgoing
 from hw.link.uart import Uart
+from hw.primitives.queue import Queue
 from hw.primitives.restart import add_parts
 
 SEND_FRAME_BYTES = 1024
@@ -111,11 +112,13 @@ class LinkedEngine(wiring.Component):
             wiring.connect(m, crossing.o, engine.i)
             wiring.connect(m, outgoing.o, crossing.i)
         else:
-            # Words come far apart, so a register more on their way to the engine costs nothing.
+            # Words come far apart, so places more on their way to the engine cost nothing, and neither does distance.
+            crossed = Queue(link_beat(width), 2)
             gather, arrived = Gather(width, apart=True), Gather(params.link_bytes, apart=True)
             narrow = Narrow(params.link_bytes)
-            parts |= {"gather": gather, "arrived": arrived, "narrow": narrow}
-            wiring.connect(m, crossing.o, gather.i)
+            parts |= {"crossed": crossed, "gather": gather, "arrived": arrived, "narrow": narrow}
+            wiring.connect(m, crossing.o, crossed.i)
+            wiring.connect(m, crossed.o, gather.i)
             for source, sink in ((gather.o, arrived.i), (arrived.o, engine.i)):
                 m.d.comb += [
                     sink.p.data.eq(source.p.data),

@@ -228,19 +228,23 @@ class Engine(wiring.Component):
         hidden_ready = Signal()
         command = Signal(matrix_command(params))
         command_valid = Signal()
+        looked_at = Signal()  # a cycle after it came
         waits = Signal()  # the command is such a down matrix
         leaves = Signal()
-        needs_hidden = (announced.o.p.kind == Kind.DOWN) & (announced.o.p.mask != 0)
         m.d.comb += [
             matrices.i_matrix.payload.eq(command),
-            matrices.i_matrix.valid.eq(command_valid & (~waits | hidden_ready)),
+            matrices.i_matrix.valid.eq(looked_at & (~waits | hidden_ready)),
             leaves.eq(matrices.i_matrix.valid & matrices.i_matrix.ready),
             announced.o.ready.eq(~command_valid),
         ]
         with status.If(~command_valid):
-            status.d.sync += [command_valid.eq(announced.o.valid), command.eq(announced.o.p), waits.eq(needs_hidden)]
+            status.d.sync += [command_valid.eq(announced.o.valid), command.eq(announced.o.p)]
         with status.Elif(leaves):
             status.d.sync += command_valid.eq(0)
+        status.d.sync += [
+            looked_at.eq(command_valid & ~leaves),
+            waits.eq((command.kind == Kind.DOWN) & command.mask.any()),
+        ]
         with status.If(hidden.done):
             status.d.sync += hidden_ready.eq(1)
         with status.Elif(leaves & waits):
@@ -298,7 +302,7 @@ class Engine(wiring.Component):
             counters.start.eq(receive.start),
             counters.running.eq(running),
             counters.activity.eq(matrices.activity),
-            counters.waiting.eq(command_valid & waits & ~hidden_ready),
+            counters.waiting.eq(looked_at & waits & ~hidden_ready),
             counters.moved.eq(receive.moved),
             counters.idle.eq(receive.idle),
             counters.requested.eq(fetch.o_request.valid & fetch.o_request.ready),

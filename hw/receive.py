@@ -167,7 +167,7 @@ class Receive(wiring.Component):
         }
         said = view(Message.CONFIG)
         # A configuration's values are far from their limits, and looked at only when all of it has come.
-        checked = data.View(said.shape(), delay(m, said.as_value(), 1))
+        checked = data.View(said.shape(), delay(m, said.as_value(), 2))
         tape = Signal()
         outstanding = Signal.like(self.config.outstanding)
         experts = Signal.like(self.config.experts)

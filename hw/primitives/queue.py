@@ -1,4 +1,4 @@
-"""A first-in first-out queue that knows its payload's shape."""
+"""First-in first-out queues that know their payload's shape."""
 
 from functools import reduce
 from operator import or_
@@ -47,9 +47,7 @@ class Queue(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.storage = storage = memory.Memory(
-            shape=unsigned(Shape.cast(self.shape).width), depth=self.depth, init=[]
-        )
+        m.submodules.storage = storage = _storage(self.shape, self.depth)
         write, read = storage.write_port(), storage.read_port(domain="comb")
         held = Signal(self.depth + 1, init=1)  # bit n: n payloads
         push = Signal()
@@ -63,12 +61,87 @@ class Queue(wiring.Component):
             write.en.eq(push),
             self.o.payload.eq(read.data),
         ]
-        for moved, address in ((push, write.addr), (pop, read.addr)):
-            place = Signal(range(self.depth))
-            m.d.comb += address.eq(place)
-            with m.If(moved):
-                m.d.sync += place.eq(Mux(place == self.depth - 1, 0, place + 1))
+        _places(m, self.depth, (push, write.addr), (pop, read.addr))
         with m.If(push != pop):
             m.d.sync += held.eq(Mux(push, held << 1, held >> 1))
         m.d.comb += self.level.eq(reduce(or_, (Mux(bit, count, 0) for count, bit in enumerate(held))))
         return m
+
+
+class CreditQueue(wiring.Component):
+    """Hold up to ``depth`` payloads, in LUT memory, for a writer that counts the places and never writes without one.
+
+    Moves are counted a cycle late, so that what leaves has to be known to three registers only, near or far.
+    ``LATENCY`` cycles; one payload a cycle.
+
+    Parameters
+    ----------
+    shape
+        Shape of the payload.
+    depth
+        2..64 entries.
+
+    Members
+    -------
+    i : stream, always ready
+    o : stream
+    left : Out, high in the cycle after a payload has left
+    level : Out, entries held, a cycle late
+    """
+
+    LATENCY = 2
+    i: stream.Interface
+    o: stream.Interface
+    left: Signal
+    level: Signal
+
+    def __init__(self, shape, depth: int) -> None:
+        if not 2 <= depth <= 64:
+            raise ValueError(f"depth must be in 2..64, not {depth!r}")
+        self.shape, self.depth = shape, depth
+        super().__init__(
+            {
+                "i": In(stream.Signature(shape, always_ready=True)),
+                "o": Out(stream.Signature(shape)),
+                "left": Out(1),
+                "level": Out(range(depth + 1)),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.storage = storage = _storage(self.shape, self.depth)
+        write, read = storage.write_port(), storage.read_port(domain="comb")
+        came = Signal()
+        there = Signal()
+        pop = Signal()
+        held = Signal.like(self.level)
+        m.d.comb += [
+            self.o.valid.eq(there),
+            pop.eq(self.o.valid & self.o.ready),
+            held.eq(self.level + came - self.left),
+            write.data.eq(self.i.payload),
+            write.en.eq(self.i.valid),
+            self.o.payload.eq(read.data),
+        ]
+        m.d.sync += [
+            came.eq(self.i.valid),
+            self.left.eq(pop),
+            self.level.eq(held),
+            there.eq(held[1:].any() | (held[0] & ~pop)),
+        ]
+        _places(m, self.depth, (self.i.valid, write.addr), (pop, read.addr))
+        return m
+
+
+def _storage(shape, depth: int) -> memory.Memory:
+    return memory.Memory(shape=unsigned(Shape.cast(shape).width), depth=depth, init=[])
+
+
+def _places(m: Module, depth: int, *moves: tuple[Signal, Signal]) -> None:
+    """Addresses that go on, round and round, with each move."""
+    for moved, address in moves:
+        place = Signal(range(depth))
+        m.d.comb += address.eq(place)
+        with m.If(moved):
+            m.d.sync += place.eq(Mux(place == depth - 1, 0, place + 1))

@@ -103,6 +103,23 @@ def queue_is_sound(m: Module, queue, opened: Opened) -> None:
     )
 
 
+def credit_queue_is_sound(m: Module, queue, opened: Opened) -> Signal:
+    """The same of a :class:`hw.primitives.queue.CreditQueue`; the entries that it holds."""
+    storage = opened.module.submodules.storage
+    read, write = storage.read_ports[0].addr, storage.write_ports[0].addr
+    held, came = opened["held"], opened["came"]
+    claim(
+        m,
+        queue.level >= queue.left,
+        queue.level + came - queue.left <= queue.depth,
+        (read < queue.depth) & (write < queue.depth),
+        (read + held == write) | (read + held == write + queue.depth),
+        held >= came,
+        queue.o.valid == (held != came),
+    )
+    return held
+
+
 def broken(module: ModuleType, old: str, new: str) -> ModuleType:
     """A copy of ``module`` in which ``old``, which occurs once, is ``new``."""
     source = inspect.getsource(module)

@@ -16,9 +16,9 @@ from .prove import (
     assume,
     broken,
     claim,
+    credit_queue_is_sound,
     never_reset,
     prove,
-    queue_is_sound,
     waiting_payload_holds,
 )
 
@@ -43,7 +43,7 @@ class AlignProof(wiring.Component):
         wiring.connect(m, dut.o, wiring.flipped(self.o))
         never_reset(m)
         queue = opened.module.submodules.leaving
-        queue_is_sound(m, queue, opened.open("leaving"))
+        held = credit_queue_is_sound(m, queue, opened.open("leaving"))
         waiting_payload_holds(m, dut.o)
         fill, offset, index = (opened[name] for name in ("fill", "offset", "index"))
 
@@ -82,9 +82,9 @@ class AlignProof(wiring.Component):
         claim(
             m,
             gave == came[1],
-            places == queue.depth - queue.level - came[2] - came[3] - opened["left_one"],
+            places == queue.depth - held - came[2] - came[3] - queue.left,
             places >= gave + taken + opened["step"],
-            ~queue.i.valid | queue.i.ready,
+            ~queue.i.valid | (held < queue.depth),
         )
         return m
 
@@ -99,7 +99,7 @@ BREAKS = [
     ("fill.eq(offset == OFFSETS - 1)", "fill.eq(0)"),
     ("offset.eq(offset + 1)", "offset.eq(offset)"),
     ("step.eq(places >= 4)", "step.eq(places >= 3)"),
-    ("places.eq(places - gave + left_one)", "places.eq(places - gave + 1)"),
+    ("places.eq(places - gave + leaving.left)", "places.eq(places - gave + 1)"),
     ("block_end & (padding // self.link_bytes == beat.missing)", "block_end"),
 ]
 

@@ -15,9 +15,9 @@ from .prove import (
     assume,
     broken,
     claim,
+    credit_queue_is_sound,
     never_reset,
     prove,
-    queue_is_sound,
     waiting_payload_holds,
 )
 
@@ -78,13 +78,13 @@ class DecodeProof(wiring.Component):
         never_reset(m)
         waiting_payload_holds(m, self.dut.o)
         queue = opened.module.submodules.leaving
-        queue_is_sound(m, queue, opened.open("leaving"))
+        held = credit_queue_is_sound(m, queue, opened.open("leaving"))
         places, on_the_way = opened["places"], opened["s1_valid"] + queue.i.valid
         claim(
             m,
-            places == queue.depth - queue.level - on_the_way - opened["left_one"],
+            places == queue.depth - held - on_the_way - queue.left,
             ~opened["step"] | (places != 0),
-            ~queue.i.valid | queue.i.ready,
+            ~queue.i.valid | (held < queue.depth),
         )
         return m
 
