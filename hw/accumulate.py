@@ -20,7 +20,7 @@ from hw.formats.arithmetic import (
 from hw.formats.params import Params
 from hw.layouts import bits_for, block_sum, block_tag, row_sum
 from hw.primitives.multiplier import Multiplier
-from hw.primitives.queue import CreditQueue
+from hw.primitives.queue import CreditQueue, Place
 
 
 def rows_waiting(params: Params) -> int:
@@ -76,11 +76,10 @@ class Accumulate(wiring.Component):
         m = Module()
         params = self.params
         m.submodules.rows = rows = CreditQueue(row_sum(params), self.rows_waiting)
-        m.d.comb += [self.held.eq(rows.level), rows.o.ready.eq(~self.o.valid)]
-        with m.If(~self.o.valid):  # a place behind the queue, so that the queue does not wait for who is far away
-            m.d.sync += [self.o.valid.eq(rows.o.valid), self.o.p.eq(rows.o.p)]
-        with m.Elif(self.o.ready):
-            m.d.sync += self.o.valid.eq(0)
+        m.submodules.place = place = Place(row_sum(params))
+        m.d.comb += self.held.eq(rows.level)
+        wiring.connect(m, rows.o, place.i)
+        wiring.connect(m, place.o, wiring.flipped(self.o))
 
         delayed = partial(delay, m)
 

@@ -1,6 +1,6 @@
 """Where a layer's cycles and bytes went."""
 
-from amaranth.hdl import Array, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,6 +10,7 @@ from hw.formats.messages import LENGTH_BITS, Counter
 from hw.formats.params import Params
 from hw.formats.q6_k import BLOCK_BYTES
 from hw.layouts import bits_for
+from hw.primitives.restart import Replica
 
 BITS = 40
 """Of a counter: at 200 MHz, cycles of an hour and a half."""
@@ -35,7 +36,7 @@ class Counters(wiring.Component):
     counter : In; value : Out, ``LATENCY`` cycles later
     """
 
-    LATENCY = 2
+    LATENCY = 3
 
     start: Signal
     running: Signal
@@ -121,8 +122,14 @@ class Counters(wiring.Component):
                 with m.Elif(level > register):
                     m.d.sync += register.eq(level)
             registers.append(register)
-        # A choice of 18 in two steps, of 4 and of 5.
-        low, high = self.counter[:2], delay(m, self.counter[2:], 1)
-        quarters = [delay(m, Array(registers[n : n + 4])[low], 1) for n in range(0, len(registers), 4)]
-        m.d.sync += self.value.eq(Array(quarters)[high])
+        # A choice of 18 in two steps, of 4 and of 5; who chooses among many bits is near them.
+        fours = []
+        for n in range(0, len(registers), 4):
+            low = []
+            for bit in range(2):
+                m.submodules[f"low{n}_{bit}"] = copy = Replica()
+                m.d.comb += copy.i.eq(self.counter[bit])
+                low.append(copy.o)
+            fours.append(delay(m, Array(registers[n : n + 4])[Cat(low)], 1))
+        m.d.sync += self.value.eq(Array(fours)[delay(m, self.counter[2:], 2)])
         return m

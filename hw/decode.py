@@ -249,13 +249,11 @@ class Decode(wiring.Component):
         # One cycle later: store the word.
         stored = Signal.like(word.data, reset_less=True)
         stored_d = Signal(16, reset_less=True)
-        stored_normal = Signal(reset_less=True)  # d is no subnormal half
         place = Signal.like(count, reset_less=True)
         stored_slot = Signal(reset_less=True)
         m.d.sync += [
             stored.eq(word.data),
             stored_d.eq(word.d),
-            stored_normal.eq(word.d[10:15].any()),
             place.eq(count),
             stored_slot.eq(slot),
         ]
@@ -288,19 +286,21 @@ class Decode(wiring.Component):
             ]
             if mem is scales:
                 # d = mantissa * 2**exponent: a half's 1.f * 2**(biased - 15) is (1024 + f) * 2**(biased - 25).
+                normal = delay(m, stored_d[10:15].any(), 1)
+                stored_d = delay(m, stored_d, 1)
                 fraction, biased, negative = stored_d[:10], stored_d[10:15], stored_d[15]
-                magnitude = Cat(fraction, stored_normal)
+                magnitude = Cat(fraction, normal)
                 mantissa = Signal(signed(MANTISSA_BITS), reset_less=True)
                 exponent = Signal(signed(6), reset_less=True)
                 bad = Signal(reset_less=True)
                 m.d.sync += [
                     # Negated as "invert and add one" in a single adder; a bad d becomes 0 when it is read.
                     mantissa.eq((Cat(magnitude, 0) ^ negative.replicate(MANTISSA_BITS)) + negative),
-                    exponent.eq(Mux(stored_normal, biased - 25, D_EXPONENT_MIN)),
+                    exponent.eq(Mux(normal, biased - 25, D_EXPONENT_MIN)),
                     bad.eq(biased.all()),
                 ]
-                tag = slots[delay(m, stored_slot, 1)].tag
-                with m.If(delay(m, enable, 1, control=True)):
+                tag = slots[delay(m, stored_slot, 2)].tag
+                with m.If(delay(m, enable, 2, control=True)):
                     m.d.sync += [tag.mantissa.eq(mantissa), tag.exponent.eq(exponent), tag.bad.eq(bad)]
 
     def _read(self, m: Module, ql, qh, scales, slots, full, emptied, emptied_slot) -> None:
@@ -353,6 +353,7 @@ class Decode(wiring.Component):
         # Stage 1: the words. Stage 2: their bits, and the lowest group's number.
         s1 = Signal(sub_block(params), reset_less=True)
         s1_valid = Signal()
+        s1_slot = Signal(reset_less=True)
         s1_ql = Signal(8 * WORD_BYTES, reset_less=True)
         s1_qh = Signal(8 * WORD_BYTES, reset_less=True)
         s1_scales = Signal(64, reset_less=True)
@@ -369,7 +370,9 @@ class Decode(wiring.Component):
             s1_final.eq((left & (left - 1)) == 0),
             s1.index.eq(index),
             s1.tag.eq(slots[slot].tag),
+            s1_slot.eq(slot),
         ]
+        d = slots[s1_slot].tag  # just there when a block begins
         group, lanes = Const(0, len(s1.tag.group)), Const(0, params.tokens)
         for n in range(params.passes):
             chosen = s1_lowest[n]
@@ -380,7 +383,9 @@ class Decode(wiring.Component):
             leaving.i.p.scale.eq(s1_scales.word_select(s1.index[:3], 8)),
             leaving.i.p.index.eq(s1.index),
             leaving.i.p.tag.eq(s1.tag),
-            leaving.i.p.tag.mantissa.eq(Mux(s1.tag.bad, 0, s1.tag.mantissa)),
+            leaving.i.p.tag.mantissa.eq(Mux(d.bad, 0, d.mantissa)),
+            leaving.i.p.tag.exponent.eq(d.exponent),
+            leaving.i.p.tag.bad.eq(d.bad),
             leaving.i.p.tag.group.eq(group),
             leaving.i.p.tag.lanes.eq(lanes),
             leaving.i.p.tag.final.eq(s1_final),

@@ -17,7 +17,7 @@ from hw.link.link import Link
 from hw.link.narrow import Narrow
 from hw.link.outgoing import Outgoing
 from hw.link.uart import Uart
-from hw.primitives.queue import Queue
+from hw.primitives.queue import Place
 from hw.primitives.restart import add_parts
 
 SEND_FRAME_BYTES = 1024
@@ -112,8 +112,8 @@ class LinkedEngine(wiring.Component):
             wiring.connect(m, crossing.o, engine.i)
             wiring.connect(m, outgoing.o, crossing.i)
         else:
-            # Words come far apart, so places more on their way to the engine cost nothing, and neither does distance.
-            crossed = Queue(link_beat(width), 2)
+            # Bytes come far apart, so places more on their way to the engine cost nothing.
+            crossed = Place(link_beat(width))
             gather, arrived = Gather(width, apart=True), Gather(params.link_bytes, apart=True)
             narrow = Narrow(params.link_bytes)
             parts |= {"crossed": crossed, "gather": gather, "arrived": arrived, "narrow": narrow}

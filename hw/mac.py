@@ -13,7 +13,7 @@ from hw.formats.params import Params
 from hw.formats.q6_k import SCALE_BITS, SUB_BLOCK_WEIGHTS, SUB_BLOCKS
 from hw.layouts import block_sum, block_tag, sub_block
 from hw.primitives.multiplier import Multiplier
-from hw.primitives.queue import Queue
+from hw.primitives.queue import CreditQueue
 
 
 class Mac(wiring.Component):
@@ -31,7 +31,7 @@ class Mac(wiring.Component):
     held : Out, blocks inside
     """
 
-    LATENCY = 14
+    LATENCY = 15
     """Cycles from a block's last sub-block to its sums."""
     BLOCKS = 4
     """Blocks that may be under way or waiting."""
@@ -64,16 +64,16 @@ class Mac(wiring.Component):
         m = Module()
         params = self.params
         sums_shape = data.ArrayLayout(signed(BLOCK_SUM_BITS), params.tokens)
-        m.submodules.tags = tags = Queue(block_tag(params), self.BLOCKS)
-        m.submodules.sums = sums = Queue(sums_shape, self.BLOCKS)
+        m.submodules.tags = tags = CreditQueue(block_tag(params), self.BLOCKS)
+        m.submodules.sums = sums = CreditQueue(sums_shape, self.BLOCKS)
 
         # A tag goes in when its block has been taken and comes out with its sums, so the tags' queue counts the blocks
-        # under way. Blocks end 16 cycles apart, so whether there is room for the next may be known two cycles late.
+        # under way. Blocks end 16 cycles apart, so whether there is room for the next may be known a few cycles late.
         room = Signal()
         taken = Signal()
         block_end = Signal()
         tag = Signal(block_tag(params), reset_less=True)
-        m.d.sync += [room.eq(tags.i.ready), tags.i.valid.eq(block_end), tag.eq(self.i.p.tag)]
+        m.d.sync += [room.eq(tags.level != self.BLOCKS), tags.i.valid.eq(block_end), tag.eq(self.i.p.tag)]
         m.d.comb += [
             self.i.ready.eq(room),
             taken.eq(self.i.valid & self.i.ready),

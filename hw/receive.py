@@ -55,7 +55,7 @@ class Receive(wiring.Component):
     """Take messages apart. Beats of ``WEIGHTS`` and of ``STORE`` pass through untouched.
 
     A message that is unknown, of a wrong length or out of order sets ``error`` for a cycle and is discarded, as is
-    every message but ``RESET`` while ``halted``. A header costs four cycles beside its beats.
+    every message but ``RESET`` while ``halted``. A header costs five cycles beside its beats.
 
     Members
     -------
@@ -186,7 +186,8 @@ class Receive(wiring.Component):
             pair = places[128 * n :][:128]
             m.d.comb += [self.config.offsets[n].eq(pair[:64]), self.config.lengths[n].eq(pair[64:])]
 
-        # What a header says is looked at in the cycle after it came, judged in the next and acted upon in the fourth.
+        # What a header says is in its registers a cycle after it came, looked at in the next, then judged, and acted
+        # upon in the fifth.
         kind = header[:8]
         x, routes = view(Message.LOAD_X), view(Message.ROUTES)
         config_checks = Signal(11)
@@ -232,10 +233,11 @@ class Receive(wiring.Component):
         filled = Signal()  # that word had as many bytes as the count of routes says
         route_beats = ROUTE.size // 8 // params.link_bytes  # none where a beat holds two
         tail = Signal()  # its last beat has been taken, so that the next is another message's
-        configuring = Signal()  # the state is that
+        heading = Signal()  # the state is that of a header
+        configuring = Signal()  # or of a configuration
         misfit = Signal()  # a configuration's, with the parameters
         all_places = count == config_beats - 1
-        # Errors go through a register, and so do places, for they are many.
+        # Errors go through a register, and so do what headers and configurations say, for they are many.
         m.d.sync += self.error.eq(
             Mux(delay(m, misfit, 1, control=True), Error.CONFIG, 0)
             | Mux(
@@ -244,8 +246,10 @@ class Receive(wiring.Component):
                 0,
             )
         )
-        part_came, part = delay(m, configuring & self.i.valid, 1, control=True), delay(m, beat.data.as_value(), 1)
-        with m.If(part_came):
+        part = delay(m, beat.data.as_value(), 1)
+        with m.If(delay(m, heading & self.i.valid, 1, control=True)):
+            m.d.sync += header.eq(shifted(header, part))
+        with m.If(delay(m, configuring & self.i.valid, 1, control=True)):
             m.d.sync += places.eq(shifted(places, part))
         with m.If(configuring):
             m.d.sync += [
@@ -317,19 +321,22 @@ class Receive(wiring.Component):
                 welcome.eq(fsm.ongoing("HEADER") | fsm.ongoing("DISCARD") | fsm.ongoing("CONFIG")),
                 gathering.eq(fsm.ongoing("X") | fsm.ongoing("ROUTES")),
                 passing.eq(fsm.ongoing("WEIGHTS")),
+                heading.eq(fsm.ongoing("HEADER")),
                 configuring.eq(fsm.ongoing("CONFIG")),
             ]
             if params.memory_bits:
                 m.d.comb += storing.eq(fsm.ongoing("STORE"))
             with m.State("HEADER"):
                 with m.If(self.i.valid):
-                    m.d.sync += [header.eq(shifted(header, beat.data)), last.eq(beat.last), count.eq(count + 1)]
+                    m.d.sync += [last.eq(beat.last), count.eq(count + 1)]
                     with m.If(count == header_beats - 1):
                         m.d.sync += count.eq(0)
-                        m.next = "LOOK"
+                        m.next = "ARRIVED"
                     with m.Elif(beat.last):
                         m.d.sync += count.eq(0)
                         m.d.comb += wrong["header"].eq(1)
+            with m.State("ARRIVED"):
+                m.next = "LOOK"
             with m.State("LOOK"):
                 m.next = "JUDGE"
             with m.State("JUDGE"):

@@ -4,6 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hw.delay import delay
 from hw.formats.messages import WEIGHT_BITS
 from hw.formats.params import Params
 from hw.formats.sigmoid import SIGNIFICANT_BITS
@@ -100,8 +101,8 @@ class RouteTable(wiring.Component):
             zero.eq(entry.weight == 0),
             fits.eq(
                 Cat(
-                    entry.token < self.batch,
-                    entry.expert < self.experts,
+                    entry.token < delay(m, self.batch, 1),
+                    entry.expert < delay(m, self.experts, 1),
                     entry.weight <= 1 << (WEIGHT_BITS - 1),
                 )
             ),

@@ -10,7 +10,7 @@ from hw.formats.arithmetic import ACCUMULATOR_BITS
 from hw.formats.messages import VERSION, Counter, Message
 from hw.formats.params import Params
 from hw.layouts import WORD_BYTES, bits_for, link_beat
-from hw.primitives.queue import Queue
+from hw.primitives.queue import CreditQueue
 
 VALUES = WORD_BYTES * 8 // ACCUMULATOR_BITS
 """Outputs and counters in a word."""
@@ -105,7 +105,7 @@ class Send(wiring.Component):
                 m.d.sync += left.eq(beats)
 
         # The outputs are read ahead, as many as there are places for.
-        m.submodules.values = values = Queue(ACCUMULATOR_BITS, 8)
+        m.submodules.values = values = CreditQueue(ACCUMULATOR_BITS, 8)
         reading = Signal()
         row = Signal.like(self.y_row)
         last_row = Signal()
@@ -118,11 +118,9 @@ class Send(wiring.Component):
             values.i.payload.eq(self.y),
             values.i.valid.eq(delay(m, read, Combine.LATENCY, control=True)),
         ]
-        popped = Signal()  # a cycle late, so that places need not wait for the link
         before_last = Signal.like(row)
         m.d.sync += [
-            popped.eq(values.o.valid & values.o.ready),
-            places.eq(places - read + popped),
+            places.eq(places - read + values.left),
             room.eq(places > 1),
             before_last.eq(self.width - 2),
         ]
@@ -252,6 +250,8 @@ class Send(wiring.Component):
                 m.d.sync += self.counter.eq(self.counter + 1)
                 m.next = "COUNTER WAIT"
             with m.State("COUNTER WAIT"):
+                m.next = "COUNTER WAIT MORE"
+            with m.State("COUNTER WAIT MORE"):
                 m.next = "COUNTER LOW"
             with m.State("COUNTER LOW"):  # the value of the counter named first is here, the next comes a cycle later
                 m.d.sync += [low.eq(self.value), final.eq(words_left == 1)]

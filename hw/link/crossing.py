@@ -48,10 +48,13 @@ class Passage(wiring.Component):
         reader = _End(self.reader, pop, 0, "reader")
         writer.build(m, reader)
         reader.build(m, writer)
-        # A place is there even if one is taken meanwhile. A beat is, if it is not the one that leaves.
-        several = writer.left[1:].any()
+        # What the counts do not know of yet: a move of this cycle, and one of the cycle before. A place is there even
+        # if both were taken. A beat is, if it is not one of those that leave.
+        several = writer.count[2:].any() | writer.count[:2].all()
+        count, moved = reader.count, reader.moved
+        two_left = count[2:].any() | count[:2].all() | (count[1] & ~moved)
         m.d[self.writer] += room.eq(several)
-        m.d[self.reader] += there.eq(reader.left[1:].any() | (reader.left[0] & ~pop))
+        m.d[self.reader] += there.eq(two_left | (Mux(moved, count[1], count[0]) & ~pop))
         m.d.comb += [
             push.eq(self.i.valid & room),
             pop.eq(self.o.ready & there),
@@ -75,8 +78,8 @@ class _End:
         self.domain, self.moves, self.name = domain, moves, name
         self.place = Signal(self.BITS - 1, name=f"{name}_place")
         self.gray = Signal(self.BITS, name=f"{name}_gray")
-        self.count = Signal(self.BITS, init=count, name=f"{name}_count")  # a cycle late
-        self.left = Signal(self.BITS, name=f"{name}_left")  # as it is, but for what the other gave in this cycle
+        self.moved = Signal(name=f"{name}_moved")  # in the cycle before
+        self.count = Signal(self.BITS, init=count, name=f"{name}_count")  # without that move
 
     def build(self, m: Module, other: "_End") -> None:
         def signal(name: str, init: int = 0) -> Signal:
@@ -85,21 +88,20 @@ class _End:
         seen, now, before, gain = (signal(name) for name in ("seen", "now", "before", "gain"))
         gain_but_one = signal("gain_but_one", init=-1 & (1 << self.BITS) - 1)
         total = signal("total")  # moves so far
-        moved = Signal(name=f"{self.name}_moved")  # in the cycle before
         binary = [seen[n:].xor() for n in range(self.BITS)]
         after = (total + 1)[: self.BITS]
         m.submodules[f"to_{self.name}"] = FFSynchronizer(other.gray, seen, o_domain=self.domain)
         with m.If(self.moves):
             m.d[self.domain] += [total.eq(after), self.gray.eq(after ^ (after >> 1))]
         m.d[self.domain] += [
-            moved.eq(self.moves),
+            self.moved.eq(self.moves),
             now.eq(Cat(binary)),
             before.eq(now),
             gain.eq(now - before),
-            gain_but_one.eq(now - before - 1),
-            self.count.eq(self.left),
+            gain_but_one.eq(now + ~before),
+            self.count.eq(self.count + Mux(self.moved, gain_but_one, gain)),
         ]
-        m.d.comb += [self.place.eq(total), self.left.eq(self.count + Mux(moved, gain_but_one, gain))]
+        m.d.comb += self.place.eq(total)
 
 
 class Crossing(wiring.Component):

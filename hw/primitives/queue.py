@@ -64,7 +64,7 @@ class Queue(wiring.Component):
         _places(m, self.depth, (push, write.addr), (pop, read.addr))
         with m.If(push != pop):
             m.d.sync += held.eq(Mux(push, held << 1, held >> 1))
-        m.d.comb += self.level.eq(reduce(or_, (Mux(bit, count, 0) for count, bit in enumerate(held))))
+        m.d.comb += self.level.eq(_level(held))
         return m
 
 
@@ -112,14 +112,16 @@ class CreditQueue(wiring.Component):
         m = Module()
         m.submodules.storage = storage = _storage(self.shape, self.depth)
         write, read = storage.write_port(), storage.read_port(domain="comb")
-        came = Signal()
+        came = Signal()  # in the cycle before
         there = Signal()
         pop = Signal()
-        held = Signal.like(self.level)
+        held = Signal(self.depth + 1, init=1)  # bit n: n payloads, a cycle late
+        changed = came != self.left
+        only_one = Mux(changed, Mux(came, held[0], held[2]), held[1])
+        none = ~came & Mux(self.left, held[1], held[0])
         m.d.comb += [
             self.o.valid.eq(there),
             pop.eq(self.o.valid & self.o.ready),
-            held.eq(self.level + came - self.left),
             write.data.eq(self.i.payload),
             write.en.eq(self.i.valid),
             self.o.payload.eq(read.data),
@@ -127,15 +129,54 @@ class CreditQueue(wiring.Component):
         m.d.sync += [
             came.eq(self.i.valid),
             self.left.eq(pop),
-            self.level.eq(held),
-            there.eq(held[1:].any() | (held[0] & ~pop)),
+            there.eq(~(none | (only_one & pop))),
         ]
+        with m.If(changed):
+            m.d.sync += held.eq(Mux(came, held << 1, held >> 1))
+        m.d.comb += self.level.eq(_level(held))
         _places(m, self.depth, (self.i.valid, write.addr), (pop, read.addr))
+        return m
+
+
+class Place(wiring.Component):
+    """Hold one payload, between ends that are far from one another: neither waits for more than a register.
+
+    ``LATENCY`` cycle; a payload every other cycle.
+
+    Parameters
+    ----------
+    shape
+        Shape of the payload.
+
+    Members
+    -------
+    i, o : streams
+    """
+
+    LATENCY = 1
+    i: stream.Interface
+    o: stream.Interface
+
+    def __init__(self, shape) -> None:
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.d.comb += self.i.ready.eq(~self.o.valid)
+        with m.If(~self.o.valid):
+            m.d.sync += [self.o.valid.eq(self.i.valid), self.o.payload.eq(self.i.payload)]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
         return m
 
 
 def _storage(shape, depth: int) -> memory.Memory:
     return memory.Memory(shape=unsigned(Shape.cast(shape).width), depth=depth, init=[])
+
+
+def _level(held: Signal):
+    """The number of the bit that is set."""
+    return reduce(or_, (Mux(bit, count, 0) for count, bit in enumerate(held)))
 
 
 def _places(m: Module, depth: int, *moves: tuple[Signal, Signal]) -> None:

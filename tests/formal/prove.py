@@ -107,11 +107,14 @@ def credit_queue_is_sound(m: Module, queue, opened: Opened) -> Signal:
     """The same of a :class:`hw.primitives.queue.CreditQueue`; the entries that it holds."""
     storage = opened.module.submodules.storage
     read, write = storage.read_ports[0].addr, storage.write_ports[0].addr
-    held, came = opened["held"], opened["came"]
+    came = opened["came"]
+    held = Signal(range(queue.depth + 1))
+    m.d.comb += held.eq(queue.level + came - queue.left)
     claim(
         m,
         queue.level >= queue.left,
         queue.level + came - queue.left <= queue.depth,
+        opened["held"] == 1 << queue.level,
         (read < queue.depth) & (write < queue.depth),
         (read + held == write) | (read + held == write + queue.depth),
         held >= came,

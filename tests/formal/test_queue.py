@@ -87,8 +87,9 @@ BREAKS = [
     ("Mux(place == depth - 1, 0, place + 1)", "place + 1"),
 ]
 BREAKS_OF_CREDIT = [
-    ("(held[0] & ~pop)", "held[0]"),
-    ("held.eq(self.level + came - self.left)", "held.eq(self.level + came)"),
+    ("(only_one & pop)", "0"),
+    ("~came & Mux(self.left, held[1], held[0])", "held[0]"),
+    ("Mux(came, held[0], held[2])", "held[0]"),
     ("came.eq(self.i.valid)", "came.eq(0)"),
     ("Mux(place == depth - 1, 0, place + 1)", "place + 1"),
 ]
