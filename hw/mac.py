@@ -63,28 +63,29 @@ class Mac(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         params = self.params
-        sums_shape = data.ArrayLayout(signed(BLOCK_SUM_BITS), params.tokens)
-        m.submodules.tags = tags = CreditQueue(block_tag(params), self.BLOCKS)
-        m.submodules.sums = sums = CreditQueue(sums_shape, self.BLOCKS)
+        m.submodules.leaving = leaving = CreditQueue(block_sum(params), self.BLOCKS)
+        wiring.connect(m, leaving.o, wiring.flipped(self.o))
 
-        # A tag goes in when its block has been taken and comes out with its sums, so the tags' queue counts the blocks
-        # under way. Blocks end 16 cycles apart, so whether there is room for the next may be known a few cycles late.
+        # Blocks end 16 cycles apart. So whether there is room for the next may be known a few cycles late, and a tag is
+        # there until its sums are.
         room = Signal()
         taken = Signal()
         block_end = Signal()
         tag = Signal(block_tag(params), reset_less=True)
-        m.d.sync += [room.eq(tags.level != self.BLOCKS), tags.i.valid.eq(block_end), tag.eq(self.i.p.tag)]
+        ended = Signal()  # a block, a cycle ago
+        m.d.sync += [
+            ended.eq(block_end),
+            self.held.eq(self.held + ended - leaving.left),
+            room.eq(self.held != self.BLOCKS),
+        ]
+        came = delay(m, self.i.p.tag, 1)
+        with m.If(ended):
+            m.d.sync += tag.eq(came)
         m.d.comb += [
             self.i.ready.eq(room),
             taken.eq(self.i.valid & self.i.ready),
             block_end.eq(taken & (self.i.p.index == SUB_BLOCKS - 1)),
-            tags.i.payload.eq(tag),
-            self.held.eq(tags.level),
-            self.o.valid.eq(sums.o.valid),
-            self.o.p.sums.eq(sums.o.payload),
-            self.o.p.tag.eq(tags.o.payload),
-            sums.o.ready.eq(self.o.ready),
-            tags.o.ready.eq(self.o.ready & sums.o.valid),
+            leaving.i.p.tag.eq(tag),
         ]
 
         delayed = partial(delay, m)
@@ -130,7 +131,8 @@ class Mac(wiring.Component):
         valid = delayed(taken, latency, control=True)
         end = delayed(block_end, latency, control=True)
         first = delayed(self.i.p.index == 0, latency)
-        m.d.sync += sums.i.valid.eq(end)
+        assert latency + 1 <= SUB_BLOCKS
+        m.d.sync += leaving.i.valid.eq(end)
         for t in range(params.tokens):
             terms = []
             for i, product in enumerate(products):
@@ -148,5 +150,5 @@ class Mac(wiring.Component):
             total = Signal(signed(BLOCK_SUM_BITS), name=f"total{t}", reset_less=True)
             with m.If(valid):
                 m.d.sync += total.eq(Mux(first, 0, total) + terms[0])
-            m.d.comb += sums.i.payload[t].eq(total)
+            m.d.comb += leaving.i.p.sums[t].eq(total)
         return m

@@ -171,6 +171,20 @@ MUTANTS = [
         "tests/hw/test_primitives.py",
     ),
     Mutant(
+        "credit queue: what leaves is still there",
+        "hw/primitives/queue.py",
+        "(only_one & pop)",
+        "0",
+        "tests/hw/test_primitives.py",
+    ),
+    Mutant(
+        "place: taken over what waits",
+        "hw/primitives/queue.py",
+        "self.i.ready.eq(~self.o.valid)",
+        "self.i.ready.eq(1)",
+        "tests/hw/test_primitives.py",
+    ),
+    Mutant(
         "engine: exponents of another column",
         "hw/matrix_engine.py",
         "activations.e_column.eq(accumulate.e_column)",
@@ -723,8 +737,8 @@ MORE = (
     (
         "engine: down matrix does not wait for its input",
         "hw/engine.py",
-        "command_valid & (~waits | hidden_ready)",
-        "command_valid",
+        "looked_at & (~waits | hidden_ready)",
+        "looked_at",
         "tests/sim/test_engine_cocotb.py",
     ),
     (
@@ -804,8 +818,8 @@ LINKS = (
     (
         "crossing: the beat that leaves is still there",
         "hw/link/crossing.py",
-        "(reader.count[0] & ~pop)",
-        "reader.count[0]",
+        "(Mux(moved, count[1], count[0]) & ~pop)",
+        "Mux(moved, count[1], count[0])",
         CROSSING,
     ),
     (

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
-from amaranth.hdl import Fragment, Shape, signed, unsigned
+from amaranth.hdl import Fragment, Module, Shape, Signal, signed, unsigned
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
 from hw.primitives.memory import BlockMemory, BlockRom
 from hw.primitives.multiplier import Multiplier
-from hw.primitives.queue import Queue
+from hw.primitives.queue import CreditQueue, Place, Queue
 
 from .streams import STALLS, run_streams
 
@@ -149,6 +151,75 @@ def test_queue_fills_to_its_depth():
     assert levels == [(4, 0)]
 
 
+class Credited(wiring.Component):
+    """A :class:`CreditQueue` behind somebody who counts its places."""
+
+    i: stream.Interface
+    o: stream.Interface
+
+    def __init__(self, depth: int) -> None:
+        self.queue = CreditQueue(8, depth)
+        super().__init__({"i": In(stream.Signature(8)), "o": Out(stream.Signature(8))})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.queue = queue = self.queue
+        wiring.connect(m, queue.o, wiring.flipped(self.o))
+        places = Signal(range(queue.depth + 1), init=queue.depth)
+        m.d.comb += [
+            self.i.ready.eq(places != 0),
+            queue.i.valid.eq(self.i.valid & self.i.ready),
+            queue.i.payload.eq(self.i.payload),
+        ]
+        m.d.sync += places.eq(places - queue.i.valid + queue.left)
+        return m
+
+
+@pytest.mark.parametrize(("p_in", "p_out"), STALLS)
+@pytest.mark.parametrize("depth", [2, 5, 16])
+def test_credit_queue(depth, p_in, p_out):
+    rng = np.random.default_rng(depth)
+    items = rng.integers(0, 256, 200).tolist()
+    dut = Credited(depth)
+    got = run_streams(dut, [(dut.i, items)], [(dut.o, 200)], rng=rng, p_in=p_in, p_out=p_out, settle=depth + 4)
+    assert got.payloads[0] == items
+    assert got.out_cycles[0][0] >= got.in_cycles[0][0] + CreditQueue.LATENCY
+    if p_in == p_out == 1:
+        assert got.out_cycles[0][0] == got.in_cycles[0][0] + CreditQueue.LATENCY
+        assert got.out_cycles[0][-1] == got.in_cycles[0][-1] + CreditQueue.LATENCY
+        if depth >= 5:  # a place is free again four cycles after it was taken
+            assert got.in_cycles[0] == list(range(got.in_cycles[0][0], got.in_cycles[0][0] + 200))
+
+
+@pytest.mark.parametrize("depth", [2, 5, 16])
+def test_credit_queue_fills_to_its_depth(depth):
+    dut = Credited(depth)
+    levels = []
+    run_streams(
+        dut,
+        [(dut.i, list(range(depth)))],
+        [],
+        rng=np.random.default_rng(0),
+        settle=4,
+        finish=lambda ctx: levels.append((ctx.get(dut.queue.level), ctx.get(dut.i.ready))),
+    )
+    assert levels == [(depth, 0)]
+
+
+@pytest.mark.parametrize(("p_in", "p_out"), STALLS)
+def test_place(p_in, p_out):
+    rng = np.random.default_rng(0)
+    items = rng.integers(0, 256, 200).tolist()
+    dut = Place(8)
+    got = run_streams(dut, [(dut.i, items)], [(dut.o, 200)], rng=rng, p_in=p_in, p_out=p_out, settle=4)
+    assert got.payloads[0] == items
+    if p_in == p_out == 1:
+        assert got.in_cycles[0] == list(range(got.in_cycles[0][0], got.in_cycles[0][0] + 400, 2))
+        assert got.out_cycles[0][0] == got.in_cycles[0][0] + Place.LATENCY
+
+
 def test_queue_rejects():
     with pytest.raises(ValueError, match=r"depth must be in 2\.\.64, not 1"):
         Queue(8, 1)
+    with pytest.raises(ValueError, match=r"depth must be in 2\.\.64, not 65"):
+        CreditQueue(8, 65)
