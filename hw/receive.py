@@ -167,7 +167,7 @@ class Receive(wiring.Component):
         }
         said = view(Message.CONFIG)
         # A configuration's values are far from their limits, and looked at only when all of it has come.
-        checked = data.View(said.shape(), delay(m, said.as_value(), 2))
+        checked = data.View(said.shape(), delay(m, said.as_value(), 1))
         tape = Signal()
         outstanding = Signal.like(self.config.outstanding)
         experts = Signal.like(self.config.experts)
@@ -190,24 +190,30 @@ class Receive(wiring.Component):
         # upon in the fifth.
         kind = header[:8]
         x, routes = view(Message.LOAD_X), view(Message.ROUTES)
-        config_checks = Signal(11)
+        config_checks = Signal(7)
         config_fits = Signal()
         x_fits = Signal()
         routes_fit = Signal()
         blocks = (1 << 8) - 1
+
+        def in_range(value, most: int):
+            """Whether it is 1 to ``most``; a cycle later, lest it be deep."""
+            above, equal, below_above, some = delay(
+                m,
+                Cat(value[8:] > most >> 8, value[8:] == most >> 8, value[:8] > (most & 0xFF), value.any()),
+                1,
+            )
+            return some & ~(above | (equal & below_above))
+
         m.d.sync += [
             config_checks.eq(
                 Cat(
                     checked.mode <= max(Mode),
-                    checked.outstanding != 0,
-                    checked.outstanding <= MAX_OUTSTANDING,
-                    checked.experts != 0,
-                    checked.experts <= params.max_experts,
-                    checked.width != 0,
-                    checked.width <= params.max_width,
+                    in_range(checked.outstanding, MAX_OUTSTANDING),
+                    in_range(checked.experts, params.max_experts),
+                    in_range(checked.width, params.max_width),
                     (checked.width & blocks) == 0,
-                    checked.expert_width != 0,
-                    checked.expert_width <= params.max_expert_width,
+                    in_range(checked.expert_width, params.max_expert_width),
                     (checked.expert_width & blocks) == 0,
                 )
             ),
