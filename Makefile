@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate suite capacity netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate suite capacity hls4ml netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,8 @@ $(VENV)/.test: pyproject.toml | $(PY)
 	$(call install,gpu$(comma)sim$(comma)synth$(comma)test,$(TEST_TORCH))
 $(VENV)/.plot: pyproject.toml | $(PY)
 	$(call install,sim$(comma)plot)
+$(VENV)/.hls4ml: pyproject.toml | $(PY)
+	$(call install,sim$(comma)synth$(comma)hls4ml)
 $(VENV)/.train: pyproject.toml | $(PY)
 	$(call install,train)
 comma := ,
@@ -71,6 +73,9 @@ suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Ve
 
 capacity: $(VENV)/.test ## memory of a Granite-size model by where its experts are, beside llama.cpp (a quarter of an hour, 8 GB of RAM)
 	@$(PY) -m tests.capacity $(if $(RECORD),--record)
+
+hls4ml: $(VENV)/.hls4ml ## the same expert through hls4ml and da4ml: error, cycles, multipliers, routed LUTs; no vendor tool (a quarter of an hour)
+	@$(PY) -m tests.hls4ml $(if $(RECORD),--record)
 
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
 	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)
