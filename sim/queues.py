@@ -1,8 +1,8 @@
-"""``make hls4ml`` asks: how full do the engine's queues ever get, and would deeper ones save a cycle?
+"""How full the engine's queues ever get, and whether deeper ones would save a cycle: FIFO sizing by simulation.
 
 Every :class:`hw.primitives.queue.Queue` gets a monitor beside it (``sim/models/queue_mark.v``); nothing in it changes.
 Layers of a real model then run with feeds that starve, stall and delay the engine, bit for bit, once with the queues as
-they are and once with every queue at least twice as deep.
+they are and once with every queue at least twice as deep. ``make hls4ml`` runs this and records it.
 """
 
 import ctypes
@@ -13,15 +13,33 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hw.formats.messages import Mode
+from host.model_file import ModelFile
+from hw.formats.messages import Counter, Mode
 from hw.formats.params import Params
+from hw.formats.q6_k import BLOCK_BYTES
 from sim import shared_library
-from sim.engine_sim import EngineSim, Feed
+from sim.engine_sim import EngineSim, Feed, differences
+from sim.golden import activations
 from sim.shared_library import Say
+from sim.workload import engine_layer, engine_routes, reader, route, token_vectors
 
 SHIM = Path(__file__).with_suffix(".cpp")
 MONITOR = Path(__file__).parent / "models" / "queue_mark.v"
-PREFIX = "engine."
+PREFIX, SUFFIX = "TOP.engine.", ".mark"
+DEEPEST = 64
+"""Of :class:`hw.primitives.queue.Queue`."""
+
+ALWAYS = Feed()
+FEEDS = {
+    "always ready": ALWAYS,
+    "weights every other cycle": Feed(p_in=0.5),
+    "outputs and requests seldom taken": Feed(p_out=0.05),
+    "answers 2,000 cycles late": Feed(latency=2_000),
+    "all of these": Feed(latency=500, p_in=0.7, p_out=0.1),
+}
+"""By name: how bytes reach the engine and leave it."""
+OUTSTANDING = {"always ready": 2, "answers 2,000 cycles late": 8, "all of these": 8}
+"""Requests that may be unanswered; 2 where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,7 @@ def deeper() -> Iterator[None]:
     init, rows_waiting = Queue.__init__, accumulate.rows_waiting
     with ExitStack() as stack:
         for target, name, value in (
-            (Queue, "__init__", lambda self, shape, depth: init(self, shape, 2 * depth)),
+            (Queue, "__init__", lambda self, shape, depth: init(self, shape, min(DEEPEST, 2 * depth))),
             (Mac, "BLOCKS", 2 * Mac.BLOCKS),
             (hidden, "GATES", 2 * hidden.GATES),
             (accumulate, "rows_waiting", lambda params: 2 * rows_waiting(params)),
@@ -103,33 +121,65 @@ def build(params: Params, *, deep: bool, say: Say = lambda text: None) -> Path:
 
         return Engine(params)
 
-    key = ["queues", asdict(params), deep, Path(__file__).read_text()]
+    key = ["queues", asdict(params), deep, Path(__file__).read_text(), Path(SHIM.parent / "engine_sim.cpp").read_text()]
     defines = {"LINK_BYTES": params.link_bytes}
     with ExitStack() as stack:
         if deep:
             stack.enter_context(deeper())
         stack.enter_context(watched())
-        return shared_library.build("engine", make, SHIM, key=key, defines=defines, extra=[MONITOR], say=say)
-
-
-class Watched:
-    """An engine with monitors, and what its queues held in all layers that ran on it."""
-
-    def __init__(self, params: Params, *, deep: bool, say: Say = lambda text: None) -> None:
-        self.path = build(params, deep=deep, say=say)
-        self.engine = EngineSim(params, library=self.path)
-
-    def close(self) -> list[Mark]:
-        """Free the engine; its queues, in the order of their places."""
-        library = ctypes.CDLL(str(self.path))
-        library.queue_marks.restype = ctypes.c_char_p
-        library.queue_marks()  # forget other engines
-        self.engine.close()
-        lines = library.queue_marks().decode().splitlines()
-        return sorted((parse(line) for line in lines), key=lambda mark: mark.place)
+        return shared_library.build(
+            "engine", make, SHIM, key=key, defines=defines, extra=[MONITOR], optimise="-O1", say=say
+        )
 
 
 def parse(line: str) -> Mark:
     """A monitor's line: its path, as Verilog writes it, and four numbers."""
     place, *numbers = line.rsplit(" ", 4)
-    return Mark(place, *map(int, numbers))
+    # Amaranth numbers a queue whose name a signal beside it has: rows$235.
+    path = ".".join(part.split("$")[0] for part in place.removeprefix(PREFIX).removesuffix(SUFFIX).split("."))
+    return Mark(path, *map(int, numbers))
+
+
+def run(path: Path, params: Params, text: bytes, *, deep: bool, say: Say = lambda text: None) -> dict[str, Any]:
+    """Layers of the model file in ``path``, a token for each byte of ``text``, with every feed, selected and as tape.
+
+    Returns the cycles of each run, whether all equal golden, and the marks over all of them.
+    """
+    library_path = build(params, deep=deep, say=say)
+    library = ctypes.CDLL(str(library_path))
+    library.queue_marks.restype = ctypes.c_char_p
+    runs, right = [], True
+    with ModelFile.open(path) as model, EngineSim(params, library=library_path) as engine:
+        layer, read = model.layers[0], reader(model)
+        x = token_vectors(model, layer, text)
+        quantized, routes = activations.quantize(x), engine_routes(route(model, layer, x))
+        for name, feed in FEEDS.items():
+            engine.feed(feed)
+            for mode in Mode:
+                shape = engine_layer(model, layer, mode, outstanding=OUTSTANDING.get(name, 2))
+                result = engine.run_layer(shape, quantized, routes, read)
+                right = right and differences(result, shape, read, quantized, routes) == 0
+                blocks = result.counters[Counter.USEFUL_BYTES] // BLOCK_BYTES
+                runs.append({"feed": name, "mode": mode.name.lower(), "cycles": result.cycles, "blocks": blocks})
+        library.queue_marks()  # forget what others told
+    lines = library.queue_marks().decode().splitlines()
+    marks = sorted((parse(line) for line in lines), key=lambda mark: mark.place)
+    return {"bit_exact": right, "runs": runs, "marks": [asdict(mark) for mark in marks]}
+
+
+def compare(path: Path, params: Params, text: bytes, *, say: Say = lambda text: None) -> dict[str, Any]:
+    """:func:`run` with the queues as they are and with deeper ones, in one record."""
+    chosen, deep = (run(path, params, text, deep=deep, say=say) for deep in (False, True))
+    return {
+        "params": asdict(params),
+        "tokens": len(text),
+        "bit_exact": chosen["bit_exact"] and deep["bit_exact"],
+        "marks": [
+            {**mark, "deeper": other["depth"], "deeper_most": other["most"]}
+            for mark, other in zip(chosen["marks"], deep["marks"], strict=True)
+        ],
+        "runs": [
+            {**run_, "cycles_deeper": other["cycles"]} for run_, other in zip(chosen["runs"], deep["runs"], strict=True)
+        ],
+        "provenance": "counted: Verilated engine, layer 0 of the model, every feed, selected and tape",
+    }

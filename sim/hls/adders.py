@@ -1,7 +1,7 @@
 """An expert through da4ml: frozen weights become adders (distributed arithmetic), a vector goes in every cycle.
 
-da4ml writes Verilog for any synthesis, so this is the one usual way whose result can be placed here. Every value between
-has a type of its own: the activation is a table, the product of the two branches a multiplier.
+da4ml writes Verilog for any synthesis, so this is the one usual way whose result can be placed here. Every value on the
+way has a type of its own: the activation is a table, the product of the two branches a multiplier.
 """
 
 import math
@@ -140,7 +140,9 @@ def harness(adders: Adders, *, pins: int = 8) -> str:
     while count > 1:
         parts = math.ceil(count / 4)
         terms = ", ".join(f"^{source}[{min(4 * k + 3, count - 1)}:{4 * k}]" for k in reversed(range(parts)))
-        levels.append(f"    reg [{parts - 1}:0] level{number};\n    always @(posedge clk) level{number} <= {{{terms}}};")
+        levels.append(
+            f"    reg [{parts - 1}:0] level{number};\n    always @(posedge clk) level{number} <= {{{terms}}};"
+        )
         source, count, number = f"level{number}", parts, number + 1
     return HARNESS.format(
         width=pins - 1, inputs=inputs - 1, outputs=outputs - 1, levels="\n".join(levels), last=number - 1

@@ -102,5 +102,3 @@ def test_scaled_sums_reach_their_bound(mantissa, bound):
 @pytest.mark.parametrize("exponents", [(arithmetic.D_EXPONENT_MIN, -128), (arithmetic.D_EXPONENT_MAX, 127)])
 def test_shifts_reach_their_bound(exponents):
     assert sum(exponents) + arithmetic.FRACTION_BITS in (intervals.SHIFT.low, intervals.SHIFT.high)
-
-
