@@ -1,14 +1,14 @@
 """``make hls4ml``: the same expert through hls4ml and da4ml, beside this project's arithmetic and hardware.
 
-``python -m tests.hls4ml [--record] [--jobs N] [--report FILE.xml]`` takes an expert of the tiny model and cuts of it. It
+``python -m tests.hls4ml [--record] [--jobs N] [--report FILE.xml]`` takes an expert of the tiny model, and cuts of it:
 
 - compiles hls4ml's C++ with g++ and compares it with float64, for types, strategies, reuse factors and backends;
 - has da4ml write Verilog of the cuts that fit, compares that in Verilator bit for bit, and places and routes it;
 - counts this project's cycles for the expert, and how full the engine's queues get;
 - derives what hls4ml's templates need, and what parts hold.
 
-and writes ``build/sim/hls4ml.json`` and a plot; with ``--record`` they go to ``sim/results`` and ``docs``, and the
-tables into ``docs/hls4ml.md``. ``--report`` prints a report of Vitis HLS (``expert_csynth.xml``) beside what is derived here.
+It writes ``build/sim/hls4ml.json`` and a plot; with ``--record`` they go to ``sim/results`` and ``docs``, and the
+tables into ``docs/hls4ml.md``. ``--report`` prints a report of Vitis HLS beside what is derived.
 """
 
 import argparse
