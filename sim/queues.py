@@ -6,7 +6,8 @@ they are and once with every queue at least twice as deep. ``make hls4ml`` runs 
 """
 
 import ctypes
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +41,13 @@ FEEDS = {
 """By name: how bytes reach the engine and leave it."""
 OUTSTANDING = {"always ready": 2, "answers 2,000 cycles late": 8, "all of these": 8}
 """Requests that may be unanswered; 2 where nothing is said."""
+
+COUNTED = {
+    "announced": Counter.MATRICES_HELD,
+    "matrices.mac.tags": Counter.BLOCKS_HELD,
+    "matrices.accumulate.rows": Counter.ROWS_HELD,
+}
+"""Queues whose marks the engine itself counts."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,8 @@ def build(params: Params, *, deep: bool, say: Say = lambda text: None) -> Path:
 
         return Engine(params)
 
-    key = ["queues", asdict(params), deep, Path(__file__).read_text(), Path(SHIM.parent / "engine_sim.cpp").read_text()]
+    changes = [inspect.getsource(change) for change in (deeper, watched)]
+    key = ["queues", asdict(params), deep, changes, (SHIM.parent / "engine_sim.cpp").read_text()]
     defines = {"LINK_BYTES": params.link_bytes}
     with ExitStack() as stack:
         if deep:
@@ -140,36 +149,48 @@ def parse(line: str) -> Mark:
     return Mark(path, *map(int, numbers))
 
 
-def run(path: Path, params: Params, text: bytes, *, deep: bool, say: Say = lambda text: None) -> dict[str, Any]:
-    """Layers of the model file in ``path``, a token for each byte of ``text``, with every feed, selected and as tape.
+def run(
+    path: Path,
+    params: Params,
+    text: bytes,
+    *,
+    deep: bool,
+    feeds: Mapping[str, Feed] = FEEDS,
+    say: Say = lambda text: None,
+) -> dict[str, Any]:
+    """Layers of the model file in ``path``, a token for each byte of ``text``, with each feed, selected and as tape.
 
-    Returns the cycles of each run, whether all equal golden, and the marks over all of them.
+    Returns the cycles of each run, whether all equal golden, the marks over all of them, and the same of three queues
+    as the engine's own counters have it.
     """
     library_path = build(params, deep=deep, say=say)
     library = ctypes.CDLL(str(library_path))
     library.queue_marks.restype = ctypes.c_char_p
-    runs, right = [], True
+    runs, right, counted = [], True, dict.fromkeys(COUNTED, 0)
     with ModelFile.open(path) as model, EngineSim(params, library=library_path) as engine:
         layer, read = model.layers[0], reader(model)
         x = token_vectors(model, layer, text)
         quantized, routes = activations.quantize(x), engine_routes(route(model, layer, x))
-        for name, feed in FEEDS.items():
+        for name, feed in feeds.items():
             engine.feed(feed)
             for mode in Mode:
                 shape = engine_layer(model, layer, mode, outstanding=OUTSTANDING.get(name, 2))
                 result = engine.run_layer(shape, quantized, routes, read)
                 right = right and differences(result, shape, read, quantized, routes) == 0
+                counted = {place: max(most, result.counters[COUNTED[place]]) for place, most in counted.items()}
                 blocks = result.counters[Counter.USEFUL_BYTES] // BLOCK_BYTES
                 runs.append({"feed": name, "mode": mode.name.lower(), "cycles": result.cycles, "blocks": blocks})
         library.queue_marks()  # forget what others told
     lines = library.queue_marks().decode().splitlines()
     marks = sorted((parse(line) for line in lines), key=lambda mark: mark.place)
-    return {"bit_exact": right, "runs": runs, "marks": [asdict(mark) for mark in marks]}
+    return {"bit_exact": right, "runs": runs, "marks": [asdict(mark) for mark in marks], "counted": counted}
 
 
-def compare(path: Path, params: Params, text: bytes, *, say: Say = lambda text: None) -> dict[str, Any]:
+def compare(
+    path: Path, params: Params, text: bytes, *, feeds: Mapping[str, Feed] = FEEDS, say: Say = lambda text: None
+) -> dict[str, Any]:
     """:func:`run` with the queues as they are and with deeper ones, in one record."""
-    chosen, deep = (run(path, params, text, deep=deep, say=say) for deep in (False, True))
+    chosen, deep = (run(path, params, text, deep=deep, feeds=feeds, say=say) for deep in (False, True))
     return {
         "params": asdict(params),
         "tokens": len(text),
@@ -181,5 +202,6 @@ def compare(path: Path, params: Params, text: bytes, *, say: Say = lambda text: 
         "runs": [
             {**run_, "cycles_deeper": other["cycles"]} for run_, other in zip(chosen["runs"], deep["runs"], strict=True)
         ],
+        "counted": chosen["counted"],
         "provenance": "counted: Verilated engine, layer 0 of the model, every feed, selected and tape",
     }
