@@ -484,14 +484,17 @@ def adders_table(figures: dict[str, Any]) -> str:
 
 
 def parts_table(figures: dict[str, Any]) -> str:
+    models = ("tiny", *EXPERTS)
     rows = []
     for row in figures["parts"]:
         squares = [f"{row['largest_square'][f'{bits:g}']}" for bits in WEIGHT_BITS]
-        held = [f"{row['experts_at_8_bits'][name]}" for name in ("tiny", *EXPERTS)]
+        held = [f"{row['experts_at_8_bits'][name]}" for name in models]
         boards = ", ".join(f"`{name}`" for name in row["boards"])
-        rows.append([row["part"], boards, f"{row['ram_bits']:,}", *squares, *held])
+        cells = [row["part"], boards, f"{row['ram_bits']:,}", *squares, *held]
+        rows.append([*cells, f"{row['multipliers']}", f"{row['least_reuse']['tiny']:,}"])
     head = ("part", "boards", "block RAM bits", *(f"largest square at {bits:g} bits" for bits in WEIGHT_BITS))
-    return markdown((*head, *(f"{name} experts at 8 bits" for name in ("tiny", *EXPERTS))), rows)
+    head += tuple(f"{name} experts at 8 bits" for name in models)
+    return markdown((*head, "multipliers", "least RF of a tiny expert"), rows)
 
 
 def reload_table(figures: dict[str, Any]) -> str:
