@@ -75,7 +75,7 @@ capacity: $(VENV)/.test ## memory of a Granite-size model by where its experts a
 	@$(PY) -m tests.capacity $(if $(RECORD),--record)
 
 hls4ml: $(VENV)/.hls4ml ## the same expert through hls4ml and da4ml: error, cycles, multipliers, routed LUTs; no vendor tool (a quarter of an hour)
-	@$(PY) -m tests.hls4ml $(if $(RECORD),--record)
+	@$(PY) -m tests.hls4ml $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
 	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)

