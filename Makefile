@@ -74,7 +74,7 @@ suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Ve
 capacity: $(VENV)/.test ## memory of a Granite-size model by where its experts are, beside llama.cpp (a quarter of an hour, 8 GB of RAM)
 	@$(PY) -m tests.capacity $(if $(RECORD),--record)
 
-hls4ml: $(VENV)/.hls4ml ## the same expert through hls4ml and da4ml: error, cycles, multipliers, routed LUTs; no vendor tool (a quarter of an hour)
+hls4ml: $(VENV)/.hls4ml ## the same expert through hls4ml and da4ml: error, cycles, multipliers, routed LUTs, queues; no vendor tool (minutes); ONLY=part
 	@$(PY) -m tests.hls4ml $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one

