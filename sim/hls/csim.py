@@ -46,7 +46,7 @@ class Setting:
         Of every weight and result, each with the integer bits that its values need; None: ``fixed<16,6>`` throughout,
         hls4ml's default. Accumulators get the type that hls4ml infers, and with None the default as well.
     table
-        Entries of the sigmoid's table; each has ``bits`` bits, or hls4ml's default of 18.
+        Entries of the sigmoid's table, which keep hls4ml's type for them, ``fixed<18,8>``: steps of 2**-10.
     """
 
     backend: str = "Vitis"
@@ -110,7 +110,6 @@ def configuration(expert: Expert, model: Any, setting: Setting) -> dict[str, Any
     if setting.bits is not None:
         for name in MATRICES:
             layers[name]["Precision"]["weight"] = fixed(setting.bits, getattr(expert, name))
-        layers["sigmoid"]["Precision"]["table"] = fixed(setting.bits, steps["sigmoid"])
     layers["sigmoid"]["TableSize"] = setting.table
     return config
 
