@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from boards.build import BuildError, clock_cap, part_options, run_tool
+from boards.build import BuildError, Progress, clock_cap, part_options, run_tool
 from boards.catalogue import BOARDS
 from host.model_file import ModelFile, ModelFileError
 from host.seconds import HOMES, MODELS
@@ -324,7 +324,7 @@ def frozen(size: int, bits: int) -> dict[str, Any]:
     }
 
 
-class Lines:
+class Lines(Progress):
     """Progress of a tool, each line with what it belongs to."""
 
     def __init__(self, prefix: str) -> None:

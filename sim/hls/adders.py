@@ -75,8 +75,12 @@ def trace(expert: Expert, folder: Path, *, bits: int, depth: int) -> Adders:
     The Verilog goes to ``folder``. HlsError where da4ml is not installed.
     """
     try:
-        from da4ml.codegen import VerilogModel
-        from da4ml.trace import FixedVariableArrayInput, HWConfig, comb_trace
+        from da4ml.codegen import VerilogModel  # pyright: ignore[reportMissingImports] an extra of its own
+        from da4ml.trace import (  # pyright: ignore[reportMissingImports] an extra of its own
+            FixedVariableArrayInput,
+            HWConfig,
+            comb_trace,
+        )
     except ImportError as error:
         raise HlsError(f"{error.name} is not installed: pip install 'emufpga[hls4ml]'") from None
 

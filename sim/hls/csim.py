@@ -89,7 +89,7 @@ def fixed(bits: int, values: NDArray[np.float64]) -> str:
 
 def configuration(expert: Expert, model: Any, setting: Setting) -> dict[str, Any]:
     """hls4ml's configuration for a setting."""
-    import hls4ml
+    import hls4ml  # pyright: ignore[reportMissingImports] an extra of its own
 
     config = hls4ml.utils.config_from_pytorch_model(
         model,
@@ -117,19 +117,21 @@ def configuration(expert: Expert, model: Any, setting: Setting) -> dict[str, Any
 def torch_expert(expert: Expert) -> Any:
     """The expert as a module that ``torch.fx`` can trace; HlsError where PyTorch or hls4ml is not installed."""
     try:
-        import hls4ml  # noqa: F401 who reads the module
+        import hls4ml  # noqa: F401 who reads it # pyright: ignore[reportMissingImports] an extra of its own
         import torch
     except ImportError as error:
         raise HlsError(f"{error.name} is not installed: pip install 'emufpga[hls4ml]'") from None
 
+    def linear(matrix: NDArray[np.float64]) -> torch.nn.Linear:
+        module = torch.nn.Linear(expert.size, expert.size, bias=False)
+        module.weight.data = torch.from_numpy(matrix.astype(np.float32))  # Q6_K's values have 25 bits at most
+        return module
+
     class Swiglu(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.gate, self.up, self.down = (linear(getattr(expert, name)) for name in MATRICES)
             self.sigmoid = torch.nn.Sigmoid()
-            for name in MATRICES:
-                linear = torch.nn.Linear(expert.size, expert.size, bias=False)
-                linear.weight.data = torch.from_numpy(getattr(expert, name).astype(np.float32))  # 25 bits at most
-                setattr(self, name, linear)
 
         def forward(self, x):
             gate = self.gate(x)
@@ -142,7 +144,7 @@ def torch_expert(expert: Expert) -> Any:
 def convert(expert: Expert, setting: Setting, folder: Path) -> Any:
     """hls4ml's model of the expert, whose project is to go to ``folder``."""
     model = torch_expert(expert)
-    import hls4ml
+    import hls4ml  # pyright: ignore[reportMissingImports] an extra of its own
 
     return hls4ml.converters.convert_from_pytorch_model(
         model,
