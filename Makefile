@@ -12,11 +12,11 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay cosim faults link-rate suite capacity hls4ml netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles replay cache-replay cosim faults link-rate suite capacity agents hls4ml netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) TOKENS=(the board's) JOBS=1 FLASH= RECORD= PYTHON=$(PYTHON)"
+	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) TOKENS=(the board's) TASKS=(all 45) JOBS=1 FLASH= RECORD= PYTHON=$(PYTHON)"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"emufpga needs Python 3.11 or later, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
@@ -35,7 +35,7 @@ $(VENV)/.sim: pyproject.toml | $(PY)
 $(VENV)/.synth: pyproject.toml | $(PY)
 	$(call install,sim$(comma)synth)
 $(VENV)/.test: pyproject.toml | $(PY)
-	$(call install,gpu$(comma)sim$(comma)synth$(comma)test,$(TEST_TORCH))
+	$(call install,serve$(comma)sim$(comma)synth$(comma)test,$(TEST_TORCH))
 $(VENV)/.plot: pyproject.toml | $(PY)
 	$(call install,sim$(comma)plot)
 $(VENV)/.hls4ml: pyproject.toml | $(PY)
@@ -59,6 +59,9 @@ layer-cycles: $(VENV)/.sim ## cycles of a Granite-size layer by batch and token 
 replay: $(VENV)/.sim ## replay a real model's routes (ROUTES=FILE.csv) and count the experts that batches fetch
 	@$(PY) -m sim.replay $(or $(ROUTES),$(error give ROUTES=FILE.csv, a route_trace v1 file)) $(if $(RECORD),--record)
 
+cache-replay: $(VENV)/.sim ## replay real models' routes (ROUTES="FILE.csv ...") through an expert cache: hit rates by size and policy
+	@$(VENV)/bin/emufpga replay $(or $(ROUTES),$(error give ROUTES="FILE.csv ...", route_trace v1 files)) $(if $(RECORD),--record)
+
 cosim: $(VENV)/.test ## the driver as a process of its own against the Verilated UART and AXI-Stream devices, bit for bit (minutes)
 	@$(PY) -m sim.cosim --model $(MODEL) $(if $(LAYERS),--layers $(LAYERS))
 
@@ -73,6 +76,12 @@ suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Ve
 
 capacity: $(VENV)/.test ## memory of a Granite-size model by where its experts are, beside llama.cpp (a quarter of an hour, 8 GB of RAM)
 	@$(PY) -m tests.capacity $(if $(RECORD),--record)
+
+# With KEEP=DIR what is interrupted goes on where it was.
+AGENTS = $(PY) -m host.cli bench agents --board $(BOARD) --home uart --home pcie-gen2x4 $(if $(KEEP),--keep $(KEEP)) $(if $(RECORD),--record)
+agents: $(VENV)/.test ## independent requests at a time, by where the experts are: tasks an hour, bytes, unions (half an hour)
+	@$(AGENTS) --home pcie-gen2x4/hdd $(if $(TASKS),--tasks $(TASKS))
+	@$(AGENTS) --shape granite-1b --layers 1 --tasks 8 --max-tokens 1 --placements resident,llama.cpp,llama.cpp-read,tape,selected
 
 hls4ml: $(VENV)/.hls4ml ## the same expert through hls4ml and da4ml: error, cycles, multipliers, routed LUTs, queues; no vendor tool (minutes); ONLY=part
 	@$(PY) -m tests.hls4ml $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)

@@ -13,19 +13,44 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from host import bench_storage, layers, run, seconds, selftest, transports
+from host import (
+    bench_agents,
+    bench_storage,
+    cache_replay,
+    layers,
+    ledger,
+    run,
+    seconds,
+    selftest,
+    serve,
+    transports,
+)
 from host.architectures import TorchMissingError
+from host.bench_agents import AgentsError
 from host.device import DeviceError
+from host.expert_cache import CacheError
 from host.link import LinkError
 from host.model_file import ModelFile, ModelFileError
 from host.routing import RoutingError
 from host.runtime import RequestError
 from host.seconds import SecondsError
+from host.serve import ServeError
 from host.storage import StorageError
 from host.transports import SpecError
 from hw.formats import q6_k
 
 COUNTED = "counted from the file"
+FAILED = (
+    AgentsError,
+    DeviceError,
+    LinkError,
+    ModelFileError,
+    RoutingError,
+    ServeError,
+    StorageError,
+    TorchMissingError,
+)
+"""Not what was asked for, but what came of it."""
 
 
 class _UsageError(Exception):
@@ -42,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         return args.command(args) or 0
-    except (ModelFileError, DeviceError, LinkError, RoutingError, StorageError, TorchMissingError) as error:
+    except FAILED as error:
         return _error(error, 1)
-    except (RequestError, SecondsError, SpecError, _UsageError) as error:
+    except (CacheError, RequestError, SecondsError, SpecError, _UsageError) as error:
         return _error(error, 2)
     except KeyboardInterrupt:
         return _error("interrupted", 130)
@@ -74,7 +99,10 @@ def _parser() -> argparse.ArgumentParser:
         ("selftest", selftest, "test a device: version, parameters, link rate, damaged frames, a known answer"),
         ("layers", layers, "run a model's layers through a device and check every output"),
         ("run", run, "answer a prompt: the whole model, its experts through a device"),
+        ("serve", serve, "answer OpenAI's API with a model: many requests at once, experts through a device"),
         ("seconds", seconds, "seconds a layer and tokens a second, by board, home of the experts and batch"),
+        ("ledger", ledger, "bytes that a model needs by context, and which memories hold it"),
+        ("replay", cache_replay, "recorded routes through an expert cache: hit rates by its size and policy"),
     ):
         command = commands.add_parser(name, help=text)
         module.add_arguments(command)
@@ -84,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     storage = bench.add_parser("storage", help="how fast a model file's experts can be read")
     bench_storage.add_arguments(storage)
     storage.set_defaults(command=bench_storage.run)
+    agents = bench.add_parser("agents", help="independent requests, by where the experts are and how many at a time")
+    bench_agents.add_arguments(agents)
+    agents.set_defaults(command=bench_agents.run)
     return parser
 
 

@@ -88,12 +88,14 @@ class Ledger:
         As the driver counted: bytes of the answers it gave, and what fills up their last beats.
     stored
         As the driver expects: bytes of those experts of the layer that lie in the board's memory.
+    loaded
+        Bytes sent there to be kept.
     payload, framing
         Of all messages to the device; of headers, trailers and padding of the frames that carried them.
     link_written, link_read, link_resent
         Bytes to and from the transport; bytes of frames that had to be sent again.
-    storage_requested, storage_spilled, storage_read
-        As :class:`host.storage.ReadCounts`; 0 where nothing was read.
+    storage_requested, storage_spilled, storage_read, storage_cached, cache_hits, cache_misses
+        As :class:`host.storage.ReadCounts`; 0 where nothing was read, or there is no expert cache.
     os_rchar, os_read_bytes
         What the process read according to the system, and how much of it from a disk; None where the system does not
         say. ``os_rchar`` is everything that the process reads, a board's port included.
@@ -109,6 +111,7 @@ class Ledger:
     answered: int = 0
     padding: int = 0
     stored: int = 0
+    loaded: int = 0
     payload: int = 0
     framing: int = 0
     link_written: int = 0
@@ -117,6 +120,9 @@ class Ledger:
     storage_requested: int = 0
     storage_spilled: int = 0
     storage_read: int = 0
+    storage_cached: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
     os_rchar: int | None = 0
     os_read_bytes: int | None = 0
     os_is_storage: bool = True
@@ -135,7 +141,11 @@ class Ledger:
             Equality("requested = useful + drained", self.requested, self.useful + self.drained),
             Equality("moved = answered + padding", self.moved, self.answered + self.padding),
             Equality("memory = stored", self.memory, self.stored),
-            Equality("storage requested = answered", self.storage_requested, self.answered),
+            Equality(
+                "storage requested + cached = answered + loaded",
+                self.storage_requested + self.storage_cached,
+                self.answered + self.loaded,
+            ),
             Equality(
                 "storage read = requested + spilled", self.storage_read, self.storage_requested + self.storage_spilled
             ),
@@ -146,7 +156,9 @@ class Ledger:
             ),
         ]
         if self.os_rchar is not None and self.os_is_storage:
-            rows.append(Equality("read by the process = storage read", self.os_rchar, self.storage_read))
+            # A bound: other threads of the process read what is theirs (modules, pipes) meanwhile.
+            seen = min(self.os_rchar, self.storage_read)
+            rows.append(Equality("read by the process, at least = storage read", seen, self.storage_read))
         return rows
 
 
@@ -197,8 +209,8 @@ class Device:
         What the device said of itself.
     link, transport
         What carries messages and bytes; for tests of them.
-    memory_used
-        Bytes of the board's memory that hold experts, from its start.
+    memory_bytes, memory_used
+        Of the board's memory (0: it has none); of that, from its start, what holds experts or did.
 
     Raises
     ------
@@ -212,6 +224,7 @@ class Device:
         self.transport = transport
         self._stale = False
         self._homes: dict[tuple[int, ...], dict[int, int]] = {}
+        self._free: dict[int, list[int]] = {}  # addresses below `memory_used` that hold no expert, by size
         self.memory_used = 0
         self._payload = self._framing = self._message_frames = 0
         self._unread = 0  # reads that wait in the store
@@ -229,6 +242,10 @@ class Device:
     @property
     def params(self) -> Params:
         return self.hello.params
+
+    @property
+    def memory_bytes(self) -> int:
+        return 1 << self.params.memory_bits if self.params.memory_bits else 0
 
     def close(self) -> None:
         """Close the link and its transport."""
@@ -276,13 +293,8 @@ class Device:
         LinkError, StorageError
             As they come.
         """
-        self.check_fits(layer)
-        shape = x.mantissas.shape if isinstance(x, Activations) else np.shape(x)
-        tokens = shape[0] if shape else 0
-        if not tokens or shape not in ((tokens, layer.width), (tokens, layer.width // 256, 256)):
-            raise ValueError(f"x must be tokens x {layer.width}, not of shape {shape}")
-        x = x if isinstance(x, Activations) else quantize(x)
-        checked = _checked(layer, tokens, routes)
+        x, checked = self.check(layer, x, routes)
+        tokens = len(x.exponents)
         size = self.params.max_batch
         parts = []
         for first in range(0, tokens, size):
@@ -306,11 +318,11 @@ class Device:
 
     def load_experts(
         self, layer: Layer, experts: Iterable[int], store: Store, *, progress: Progress | None = None
-    ) -> None:
+    ) -> Ledger:
         """Keep these experts of the layer in the board's memory; from then on ``run_layer`` has them read there.
 
-        All layers loaded are of one model file. DeviceError where the board has no memory or it is full, LinkError and
-        StorageError as they come: what was loaded before stays.
+        All layers loaded are of one model file. Returns where the bytes went. DeviceError where the board has no memory
+        or it is full, LinkError and StorageError as they come: what was loaded before stays.
         """
         self.check_fits(layer)
         here = self._homes.setdefault(_key(layer), {})
@@ -319,7 +331,8 @@ class Device:
             if not 0 <= expert < layer.experts:
                 raise ValueError(f"expert must be in 0..{layer.experts - 1}, not {expert}")
         size = MATRICES * layer.matrix_bytes
-        room = (1 << self.params.memory_bits if self.params.memory_bits else 0) - self.memory_used
+        free = self._free.setdefault(size, [])
+        room = self.memory_bytes - self.memory_used + len(free) * size
         if len(wanted) * size > room:
             raise DeviceError(
                 f"{self.name}: {len(wanted)} experts need {len(wanted) * size:,} bytes of the board's memory, "
@@ -327,18 +340,36 @@ class Device:
             )
         total = len(wanted) * size
         with self._usable_afterwards(store):
+            before = _Snapshot.take(self.link.counts, store.counts)
+            self._payload = self._framing = self._message_frames = 0
             for count, expert in enumerate(wanted):
-                address = self.memory_used
+                address = free[-1] if free else self.memory_used
                 for number, offset in enumerate(layer.offsets):
                     data = store.read(offset + expert * layer.matrix_bytes, layer.matrix_bytes)
                     self._send(messages.store(address + number * layer.matrix_bytes, b""), data)
                     self._flush(self.transport.now() + self._limit(layer.matrix_bytes))
                     del data
                 here[expert] = address
-                self.memory_used += size
+                if free:
+                    free.pop()
+                else:
+                    self.memory_used += size
                 if progress:
                     progress((count + 1) * size, total)
             self._read_counters()  # an error in between would have come before
+            after = _Snapshot.take(self.link.counts, store.counts)
+            return self._ledger(before, after, dict.fromkeys(Counter, 0), loaded=total)
+
+    def unload_experts(self, layer: Layer, experts: Iterable[int]) -> None:
+        """Keep these no longer; others of the same size may be loaded in their place."""
+        here = self._homes.get(_key(layer), {})
+        for expert in experts:
+            if expert in here:
+                self._free.setdefault(MATRICES * layer.matrix_bytes, []).append(here.pop(expert))
+
+    def loaded(self, layer: Layer) -> frozenset[int]:
+        """The layer's experts that lie in the board's memory."""
+        return frozenset(self._at(layer))
 
     def read_counters(self) -> dict[Counter, int]:
         """The engine's counters of the layer run last."""
@@ -350,6 +381,17 @@ class Device:
         self._stale = True
         self.hello = self.link.connect()
         self._stale = False
+
+    def check(
+        self, layer: Layer, x: ArrayLike | Activations, routes: Iterable[tuple[int, int, int]]
+    ) -> tuple[Activations, list[Route]]:
+        """What ``run_layer`` would run; ValueError and DeviceError as it raises them before anything is sent."""
+        self.check_fits(layer)
+        shape = x.mantissas.shape if isinstance(x, Activations) else np.shape(x)
+        tokens = shape[0] if shape else 0
+        if not tokens or shape not in ((tokens, layer.width), (tokens, layer.width // 256, 256)):
+            raise ValueError(f"x must be tokens x {layer.width}, not of shape {shape}")
+        return x if isinstance(x, Activations) else quantize(x), _checked(layer, tokens, routes)
 
     def check_fits(self, layer: Layer) -> None:
         """DeviceError if the device cannot hold a layer of this shape."""
@@ -410,6 +452,7 @@ class Device:
         before = _Snapshot.take(self.link.counts, store.counts)
         begin = self.transport.now()
         self._payload = self._framing = self._message_frames = 0
+        store.announce(part.expected)
         for message in part.messages():
             self._send(message)
         sums = np.zeros((part.batch, layer.width), np.int64)
@@ -472,6 +515,9 @@ class Device:
             storage_requested=storage["requested"],
             storage_spilled=storage["spilled"],
             storage_read=storage["read"],
+            storage_cached=storage["cached"],
+            cache_hits=storage["hits"],
+            cache_misses=storage["misses"],
             os_rchar=system.get("rchar"),
             os_read_bytes=system.get("read_bytes"),
             os_is_storage=not isinstance(self.transport, FileTransport),

@@ -141,6 +141,7 @@ LEDGER_LINES = {
     "useful": "  of blocks that a token wanted",
     "drained": "  of others",
     "memory": "  read in the board's own memory",
+    "loaded": "loaded into it",
     "answered": "answered over the link",
     "padding": "  and padding of their last beats",
     "payload": "messages to the device, weights and all else",
@@ -150,6 +151,7 @@ LEDGER_LINES = {
     "link_read": "read from the link",
     "storage_requested": "asked of the storage",
     "storage_spilled": "  and read beside that",
+    "storage_cached": "answered by the expert cache instead",
     "os_rchar": "read by this process, says the system",
     "os_read_bytes": "  of that from a disk",
 }

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,8 @@ def in_parts(chosen: NDArray[np.int64], experts: int, size: int) -> NDArray[np.i
     ``chosen`` is tokens × experts of a token. Greedy: a part begins with the first token left, and takes the one that
     adds the fewest experts until it is full.
     """
+    if len(chosen) <= size:
+        return np.arange(len(chosen))
     wants = np.zeros((len(chosen), experts), bool)
     np.put_along_axis(wants, chosen, True, axis=1)
     left = np.ones(len(chosen), bool)
@@ -101,17 +103,77 @@ def recorded(path: Path = RECORDED) -> dict[str, Unions]:
     return {trace["model"]: _means(trace, trace["source"]) for trace in report["traces"]}
 
 
-def count(path: Path) -> dict[str, Any]:
-    """Count a trace's unions over all layers; ``ValueError`` or ``KeyError`` for a file of another form."""
-    layers: dict[int, dict[tuple[int, int], set[int]]] = {}
+class TraceRow(NamedTuple):
+    """One expert of one token in one layer.
+
+    ``hit``: the traced program had it in its cache. None, a NaN ``weight``: the trace does not say.
+    """
+
+    turn: int
+    decoded: bool
+    """False: of the prompt, whose tokens pass a layer all at once, its last layer for one token only."""
+    step: int
+    layer: int
+    expert: int
+    weight: float
+    hit: bool | None
+
+
+@dataclass(frozen=True)
+class RouteTrace:
+    """A ``route_trace v1`` file: ``rows`` in its order, bytes of an expert by layer."""
+
+    path: Path
+    model: str
+    experts: int
+    used: int
+    expert_bytes: Mapping[int, int]
+    rows: Sequence[TraceRow]
+
+
+def read(path: Path) -> RouteTrace:
+    """Read a ``route_trace v1`` file; OSError, or ``ValueError`` naming the file and what is wrong with it."""
+    sizes: dict[int, int] = {}
+    facts: dict[str, str] = {}
+    lines = []
     with path.open(newline="") as file:
-        if file.readline().strip() != FIRST_LINE:
-            raise ValueError(f"line 1 is not {FIRST_LINE!r}")
-        facts = dict(word.split("=", 1) for word in file.readline().split() if "=" in word)
-        for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            if row["phase"] == "1":  # decoding; 0 is the prompt, whose last layer runs for one token only
-                place = (int(row["turn"]), int(row["step"]))
-                layers.setdefault(int(row["layer"]), {}).setdefault(place, set()).add(int(row["expert"]))
+        first = file.readline().strip()
+        if first != FIRST_LINE:
+            raise ValueError(f"{path}: line 1 is {first!r}, not {FIRST_LINE!r}")
+        for line in file:
+            if not line.startswith("#"):
+                lines.append(line)
+                continue
+            words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            if "layer" in words:
+                sizes[int(words["layer"])] = int(words["expert_bytes"])
+            facts |= words
+    try:
+        rows = [
+            TraceRow(
+                int(row["turn"]),
+                row["phase"] == "1",
+                int(row["step"]),
+                int(row["layer"]),
+                int(row["expert"]),
+                float(row.get("weight") or "nan"),
+                None if row.get("residency") is None else row["residency"] == "1",
+            )
+            for row in csv.DictReader(lines)
+        ]
+        model, experts, used = facts["model"], int(facts["n_expert"]), int(facts["n_expert_used"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: damaged route_trace v1 file: {type(error).__name__}: {error}") from error
+    return RouteTrace(path, model, experts, used, sizes, rows)
+
+
+def count(path: Path) -> dict[str, Any]:
+    """Count a trace's unions over all layers; ``ValueError`` for a file of another form."""
+    trace = read(path)
+    layers: dict[int, dict[tuple[int, int], set[int]]] = {}
+    for row in trace.rows:
+        if row.decoded:
+            layers.setdefault(row.layer, {}).setdefault((row.turn, row.step), set()).add(row.expert)
     if not layers:
         raise ValueError("no decoded tokens")
     rows = []
@@ -125,9 +187,9 @@ def count(path: Path) -> dict[str, Any]:
             row = {"batch": batch, "batches": len(sizes), "mean": fmean(sizes), "min": min(sizes), "max": max(sizes)}
             rows.append(row)
     return {
-        "model": facts["model"].removesuffix(".gguf"),
-        "experts": int(facts["n_expert"]),
-        "experts_used": int(facts["n_expert_used"]),
+        "model": trace.model.removesuffix(".gguf"),
+        "experts": trace.experts,
+        "experts_used": trace.used,
         "layers": len(layers),
         "source": f"{path.name} of {SOURCE}",
         "rows": rows,

@@ -112,13 +112,14 @@ class Event(NamedTuple):
 class LayerPass(NamedTuple):
     """One call of the device, for who keeps other accounts: one layer, for ``requests`` requests.
 
-    ``chosen``: each token's experts, request after request, tokens × experts of a token. The rows of ``result`` are in
-    the device's order, not in that one.
+    ``chosen``: each token's experts, request after request, tokens × experts of a token. ``order``: the device's order
+    of those tokens, in which the rows of ``result`` are.
     """
 
     layer: int
     requests: int
     chosen: NDArray[np.int64]
+    order: NDArray[np.int64]
     result: LayerResult
 
     @property
@@ -205,7 +206,7 @@ class Runtime:
         torch_device: str = "cpu",
         dtype: str = "float32",
         chunk: int = CHUNK,
-        cache: Callable[[Store], Store] | None = None,
+        cache: Callable[[Store, ModelFile], Store] | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> Runtime:
         """Load a model.
@@ -254,7 +255,8 @@ class Runtime:
                 store = Store(path)
                 opened.append(store)
                 if cache is not None:
-                    store = cache(store)
+                    store = cache(store, model)
+                    opened.append(store)
             network = architectures.build(model, experts=resident, device=torch_device, dtype=dtype, progress=progress)
             return cls(
                 model,
@@ -302,6 +304,18 @@ class Runtime:
         drawn; a ``stop`` string ends the text and is left out. The end of the context ends it too ("length").
         ``RequestError`` for what cannot be.
         """
+        tokens = self.check(prompt, max_tokens=max_tokens, temperature=temperature)
+        from transformers import DynamicCache
+
+        request = Request(next(self._ids), tokens, max_tokens, temperature)
+        request._random = np.random.default_rng(seed)
+        request._stream = TextStream(self.tokenizer, stop)
+        request._cache = DynamicCache(config=self.network.config)
+        self.live.append(request)
+        return request
+
+    def check(self, prompt: str | Sequence[int], *, max_tokens: int, temperature: float = 0.0) -> list[int]:
+        """The prompt's tokens; ``RequestError`` for what ``add`` refuses. Any thread may ask, at any time."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [operator.index(t) for t in prompt]
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")
@@ -317,14 +331,7 @@ class Runtime:
             raise RequestError(f"max_tokens must be 1 or more, not {max_tokens}")
         if not 0 <= temperature < float("inf"):
             raise RequestError(f"temperature must be 0 or more, not {temperature}")
-        from transformers import DynamicCache
-
-        request = Request(next(self._ids), tokens, max_tokens, temperature)
-        request._random = np.random.default_rng(seed)
-        request._stream = TextStream(self.tokenizer, stop)
-        request._cache = DynamicCache(config=self.network.config)
-        self.live.append(request)
-        return request
+        return tokens
 
     def cancel(self, request: Request) -> None:
         """Let a request leave; nothing happens to one that has ended."""
@@ -502,7 +509,7 @@ class Runtime:
         self.passes += 1
         self.device_seconds += result.seconds
         if self.watch:
-            self.watch(LayerPass(layer.index, len(calls), joined.experts, result))
+            self.watch(LayerPass(layer.index, len(calls), joined.experts, order, result))
         ends = np.cumsum([len(call.routes.experts) for call in calls])
         return np.split(y, ends[:-1])
 

@@ -169,6 +169,13 @@ def boards(folder: Path | None = None) -> dict[str, Board]:
     return {path.stem: _board(path) for path in sorted((folder or BOARDS).glob("*.json"))}
 
 
+def board_of(name: str, there: Mapping[str, Board]) -> Board:
+    """One of ``boards``; :class:`SecondsError` that names those that there are."""
+    if name not in there:
+        raise SecondsError(f"board {name}: no boards/results/{name}.json; there are {', '.join(there) or 'none'}")
+    return there[name]
+
+
 def _board(path: Path) -> Board:
     result = _json(path)
     try:
@@ -234,6 +241,21 @@ class Routing:
             return batch * self.shape.used  # exact: a pass for each route
         whole, left = divmod(batch, lanes)
         return whole * self.union(lanes) + (self.union(left) if left else 0)
+
+
+@dataclass(frozen=True)
+class Chosen(Routing):
+    """The routes of one run of a layer instead of means: ``chosen`` is tokens × experts of a token."""
+
+    chosen: tuple[tuple[int, ...], ...] = ()
+
+    def union(self, batch: int) -> float:
+        return len(set().union(*self.chosen[:batch]))
+
+    def passes(self, batch: int, lanes: int) -> float:
+        some = self.chosen[:batch]
+        groups = (some[first : first + lanes] for first in range(0, batch, lanes))
+        return sum(len(set().union(*group)) for group in groups)
 
 
 @dataclass(frozen=True)
@@ -318,6 +340,34 @@ def layer(
         bound=bound,
         binds=max(parts, key=lambda name: parts[name]) if known else None,
     )
+
+
+def chosen_seconds(
+    shape: Shape,
+    board: Board,
+    home: Home,
+    link: Home,
+    counts: Counts,
+    chosen: Sequence[Sequence[int]],
+    mode: str,
+    storage: float | None = None,
+    cycles: int | None = None,
+) -> float:
+    """:func:`layer`'s seconds for the very experts that a batch wants, in the device's order of tokens.
+
+    ``cycles`` of all of it, where a device counted them, take the place of the formula's. :class:`SecondsError` for a
+    board whose clock is unknown.
+    """
+    if not board.clock_hz:
+        raise SecondsError(f"board {board.name}: its clock is {board.clock_provenance}: no time follows from it")
+    runs = []
+    for first in range(0, len(chosen), board.max_batch):
+        part = tuple(tuple(row) for row in chosen[first : first + board.max_batch])
+        runs.append(layer(Chosen(shape, None, part), board, home, link, counts, len(part), mode, storage))
+    if cycles is None:
+        return sum(run.at_least for run in runs)
+    beside = sum(run.vectors + run.trips for run in runs)
+    return max(sum(run.transfer for run in runs), cycles / board.clock_hz) + beside
 
 
 def _cycles(routing: Routing, board: Board, counts: Counts, batch: int, mode: str) -> float:
@@ -413,8 +463,7 @@ def calculate(
     """All rows; every number of a row is ``{"value", "unit", "provenance"}``, value None where it is unknown."""
     there = boards()
     for name in board_names or ():
-        if name not in there:
-            raise SecondsError(f"board {name}: no boards/results/{name}.json; there are {', '.join(there) or 'none'}")
+        board_of(name, there)
     if megabytes is not None and (home_names is None or len(home_names) != 1 or home_names[0] == "all"):
         raise SecondsError("--bandwidth is the rate of one home: give one --home with it")
     routing = Routing(shape := _shape(model), load(unions) if unions else _unions(model))

@@ -15,11 +15,11 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from time import perf_counter
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from hw.formats.messages import MAX_OUTSTANDING
 
@@ -57,6 +57,11 @@ class ReadCounts:
     """Spent reading, by whichever thread."""
     waited_seconds: float = 0.0
     """Spent in ``take``, waiting or reading."""
+    cached: int = 0
+    """Bytes handed over without a read: :class:`host.expert_cache.ExpertCache` had them."""
+    hits: int = 0
+    """Experts that it had, once for each time that they were wanted; 0 without it."""
+    misses: int = 0
 
     def add(self, other: ReadCounts) -> None:
         """Add ``other`` to this, field by field."""
@@ -120,6 +125,9 @@ class Store:
         self._closed = False
         self._start()
 
+    def announce(self, requests: Sequence[tuple[int, int]]) -> None:
+        """What will be asked for next, in order; nothing is read for it. For a store that keeps what it read."""
+
     def submit(self, offset: int, length: int) -> None:
         """Queue a read of ``length`` bytes from ``offset``."""
         if self._closed:
@@ -129,7 +137,7 @@ class Store:
                 f"offset {offset}: {length} bytes from there are not within the file's {self.file_bytes}; "
                 "it is not the file that the request was made for, or the request is damaged"
             )
-        if len(self._waiting) >= MAX_OUTSTANDING:
+        if self.waiting >= MAX_OUTSTANDING:
             self._fail(f"offset {offset}: {MAX_OUTSTANDING} reads wait already; take one before submitting another")
         read = _Read(offset, length)
         self._waiting.append(read)
@@ -168,8 +176,8 @@ class Store:
 
     def read(self, offset: int, length: int, timeout: float = TIMEOUT) -> memoryview:
         """``submit``, then ``take``; nothing else may wait."""
-        if self._waiting:
-            self._fail(f"offset {offset}: {len(self._waiting)} reads wait; take them before reading at once")
+        if self.waiting:
+            self._fail(f"offset {offset}: {self.waiting} reads wait; take them before reading at once")
         self.submit(offset, length)
         return self.take(timeout)
 
@@ -179,6 +187,11 @@ class Store:
             self._fail("the store is closed; open it again")
         self._stop()
         self._start()
+
+    @property
+    def waiting(self) -> int:
+        """Reads submitted and not taken."""
+        return len(self._waiting)
 
     @property
     def counts(self) -> ReadCounts:
@@ -199,7 +212,7 @@ class Store:
             if self._thread:
                 self._thread.join(timeout)
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -226,6 +239,15 @@ class Store:
 
     def _fail(self, what: str) -> NoReturn:
         raise StorageError(f"{self.path}: {what}")
+
+
+def held_bytes(length: int, *, direct: bool = False, ahead: bool = True) -> int:
+    """Most bytes of buffers that a :class:`Store` holds for pieces of ``length`` bytes.
+
+    As long as its caller lets go of each before the next: two buffers, one without ``ahead``, in whole huge pages.
+    """
+    size = length + (2 * (BLOCK_BYTES - 1) if direct else 0)
+    return (1 + ahead) * (size + -size % HUGE_PAGE_BYTES)
 
 
 def new_buffer(size: int) -> mmap.mmap:

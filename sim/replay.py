@@ -8,7 +8,6 @@ counters and are compared with the trace's.
 """
 
 import argparse
-import csv
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from host import routing
 from hw.formats.messages import Counter, Layer
 from hw.formats.params import Params
 from sim import record
@@ -40,21 +40,15 @@ class Trace:
 
 
 def read_trace(path: Path, layer: int) -> Trace:
-    """Read a ``route_trace v1`` file; ValueError naming the file and line if it is something else."""
-    with path.open(newline="") as file:
-        first = file.readline().strip()
-        if first != "# route_trace v1":
-            raise ValueError(f"{path}: line 1 is {first!r}, not '# route_trace v1'")
-        facts = dict(word.split("=", 1) for word in file.readline().split() if "=" in word)
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        tokens: dict[tuple[int, ...], list[tuple[int, float]]] = {}
-        for row in rows:
-            if int(row["layer"]) == layer:
-                place = tuple(int(row[name]) for name in ("turn", "phase", "step"))
-                tokens.setdefault(place, []).append((int(row["expert"]), float(row["weight"])))
+    """One layer of a ``route_trace v1`` file; ValueError naming the file if it is something else."""
+    trace = routing.read(path)
+    tokens: dict[tuple[int, bool, int], list[tuple[int, float]]] = {}
+    for row in trace.rows:
+        if row.layer == layer:
+            tokens.setdefault((row.turn, row.decoded, row.step), []).append((row.expert, row.weight))
     if not tokens:
         raise ValueError(f"{path}: no routes of layer {layer}")
-    return Trace(facts["model"], int(facts["n_expert"]), layer, list(tokens.values()))
+    return Trace(trace.model, trace.experts, layer, list(tokens.values()))
 
 
 def main(argv: list[str] | None = None) -> int:

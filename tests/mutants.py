@@ -541,8 +541,8 @@ MORE = (
     (
         "route table: masks not cleared after a reset",
         "hw/route_table.py",
-        "write.addr.eq(Mux(clearing, clear_expert, read.addr))",
-        "write.addr.eq(read.addr)",
+        "written.eq(Mux(clearing, clear_expert, read.addr))",
+        "written.eq(read.addr)",
         "tests/hw/test_route_table.py",
     ),
     (
@@ -569,8 +569,8 @@ MORE = (
     (
         "fetch: unwanted expert's down matrix keeps its place",
         "hw/fetch.py",
-        "with m.If(~(wanted | config.tape)):\n                    m.d.comb += turn.eq(1)",
-        "with m.If(~(wanted | config.tape)):\n                    m.d.comb += turn.eq(~down)",
+        "with m.If(~(wanted | config.tape)):\n                    m.d.sync += turn.eq(1)",
+        "with m.If(~(wanted | config.tape)):\n                    m.d.sync += turn.eq(~down)",
         "tests/hw/test_fetch.py",
     ),
     (
@@ -921,7 +921,132 @@ WHOLE = (
         "tests/host/test_routing_stats.py",
     ),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE)]
+# The server: who leaves, who waits, who is told.
+SERVE_TESTS = "tests/host/test_serve.py"
+SERVE = (
+    ("serve: who went keeps its place", "host/serve_api.py", "self._cancel()", "pass", SERVE_TESTS),
+    ("serve: a failed step not taken again", "host/serve_worker.py", "ATTEMPTS = 2", "ATTEMPTS = 1", SERVE_TESTS),
+    ("serve: a queue without end", "host/serve_worker.py", ">= self.max_requests + self.queue", "< 0", SERVE_TESTS),
+    (
+        "serve: any number shares the steps",
+        "host/serve_worker.py",
+        "while self._waiting and len(self._live) < self.max_requests:",
+        "while self._waiting:",
+        SERVE_TESTS,
+    ),
+    ("serve: the layer under way not given up", "host/serve_worker.py", "raise _Halted", "return", SERVE_TESTS),
+    (
+        "serve: only the newest text is passed on",
+        "host/serve_api.py",
+        "piece._replace(text=self._held.text + piece.text)",
+        "piece",
+        SERVE_TESTS,
+    ),
+    (
+        "serve: prompt tokens counted again in each step",
+        "host/serve_worker.py",
+        "self.accounts.prompt(request.prompt_done - job._given)",
+        "self.accounts.prompt(request.prompt_done)",
+        SERVE_TESTS,
+    ),
+    ("serve: a client that takes nothing waited for", "host/serve_api.py", "WRITE_SECONDS)", "None)", SERVE_TESTS),
+    (
+        "chat: what begins a text twice",
+        "host/chat.py",
+        "return tokens[len(begin) :] if begin and tokens[: 2 * len(begin)] == 2 * begin else tokens",
+        "return tokens",
+        "tests/host/test_chat.py",
+    ),
+)
+# Caches and what a model needs.
+CACHE, REPLAY, FLOORS = (f"tests/host/test_{name}.py" for name in ("expert_cache", "cache_replay", "ledger"))
+CACHES = (
+    ("cache: the most recently used goes", "host/expert_cache.py", "self._sizes.move_to_end(key)", "pass", CACHE),
+    ("cache: what a pass wants may go", "host/expert_cache.py", "if other not in self._wanted:", "if True:", CACHE),
+    ("cache: no pass announced", "host/device.py", "        store.announce(part.expected)\n", "", CACHE),
+    (
+        "cache: a part of an expert is a hit",
+        "host/expert_cache.py",
+        "parts is not None and None not in parts, size",
+        "parts is not None, size",
+        CACHE,
+    ),
+    ("cache: the buffer kept, not its bytes", "host/expert_cache.py", "= bytes(data)", "= data  # type: ignore", CACHE),
+    (
+        "cache: hits before their turn",
+        "host/expert_cache.py",
+        "self._asked.append(_Asked",
+        "self._asked.appendleft(_Asked",
+        CACHE,
+    ),
+    ("cache: hits not in the ledger", "host/device.py", 'storage["cached"]', "0", CACHE),
+    ("cache: too few slots taken", "host/expert_cache.py", "if share < used * one:", "if False:", CACHE),
+    ("cache: a failed load is a hit", "host/expert_cache.py", "pool.drop((number, expert))", "pass", CACHE),
+    (
+        "cache: loaded bytes not in the ledger",
+        "host/device.py",
+        "Counter, 0), loaded=total",
+        "Counter, 0), loaded=0",
+        CACHE,
+    ),
+    ("cache: no room is used again", "host/device.py", "free[-1] if free else", "", CACHE),
+    (
+        "replay: a prompt's tokens one by one",
+        "host/cache_replay.py",
+        "row.step if row.decoded else 0",
+        "row.step",
+        REPLAY,
+    ),
+    ("replay: the nearest use goes first", "host/cache_replay.py", "(-kept[key], key))", "(kept[key], key))", REPLAY),
+    ("ledger: keys only, no values", "host/ledger.py", "kv_heads * (key + value)", "kv_heads * key", FLOORS),
+    (
+        "ledger: a KV head for each head",
+        "host/ledger.py",
+        '{name}.head_count_kv", heads)',
+        '{name}.head_count", heads)',
+        FLOORS,
+    ),
+    ("ledger: tensors not compared", "host/ledger.py", "and said != counted:", "and False:", FLOORS),
+    ("ledger: one read buffer", "host/storage.py", "return (1 + ahead) * (", "return (", FLOORS),
+)
+# Many requests at a time: the modelled clock and the accounts.
+AGENTS = "tests/host/test_bench_agents.py"
+MANY = (
+    (
+        "agents: passes of the whole batch",
+        "host/seconds.py",
+        "some = self.chosen[:batch]",
+        "some = self.chosen",
+        AGENTS,
+    ),
+    (
+        "agents: counted cycles not used",
+        "host/seconds.py",
+        "    if cycles is None:\n        return sum",
+        "    if True:\n        return sum",
+        AGENTS,
+    ),
+    ("agents: an unknown clock taken", "host/seconds.py", "    if not board.clock_hz:", "    if False:", AGENTS),
+    (
+        "agents: the host's time left out",
+        "host/bench_agents.py",
+        "steps.append(step.host + here)",
+        "steps.append(here)",
+        AGENTS,
+    ),
+    (
+        "agents: what the cache had is read",
+        "host/bench_agents.py",
+        "rate *= each.requested / each.read",
+        "rate *= 1",
+        AGENTS,
+    ),
+    ("agents: parts of a package counted too", "host/agents.py", 'zone.name.count(":") == 1', "True", AGENTS),
+    ("agents: noise has a score", "host/bench_agents.py", "None if None in marks else", "", AGENTS),
+    ("agents: runs go on alone", "host/agents.py", "os.getppid() != int(parent)", "False", AGENTS),
+    ("agents: a run without a limit", "host/agents.py", "time.monotonic() > end", "False", AGENTS),
+)
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY)]
 
 
 def main() -> int:

@@ -21,21 +21,14 @@ PROMPT = np.random.default_rng(3).integers(0, 256, 40).tolist()
 PLACES = [1, 3, 8, 24, 40]
 """Lengths of the prompt's beginnings that llama.cpp is asked about."""
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     made = {}
     return lambda name: made.get(name) or made.setdefault(name, small_models.make(name, folder))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The machine's other cores have other tests; and with one, every run adds in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def logits(path, placement="resident", **options) -> np.ndarray:

@@ -112,7 +112,8 @@ def test_layer(device, tmp_path, seed, mode, tokens, ahead):
     assert ledger.link_resent == 0
     assert ledger.framing / total < 0.02
     if ledger.os_rchar is not None:
-        assert ledger.os_rchar == total
+        # Other threads of the test runner may read a little, too.
+        assert total <= ledger.os_rchar < total + 65_536
 
 
 @pytest.mark.parametrize("params", [Params(link_bytes=1), Params(link_bytes=8, tokens=4), Params(frame_bytes=65536)])
@@ -187,15 +188,15 @@ def test_ledgers_add_up(device, tmp_path):
         ("moved", ["moved = answered + padding"]),
         ("padding", ["moved = answered + padding"]),
         ("memory", ["memory = stored"]),
-        ("storage_read", ["storage read = requested + spilled", "read by the process = storage read"]),
+        ("storage_read", ["storage read = requested + spilled", "read by the process, at least = storage read"]),
         ("storage_spilled", ["storage read = requested + spilled"]),
         ("link_resent", ["written = payload + framing + resent"]),
         ("framing", ["written = payload + framing + resent"]),
-        ("os_rchar", ["read by the process = storage read"]),
+        ("os_rchar", ["read by the process, at least = storage read"]),
     ],
 )
 def test_ledger_that_does_not_add_up(changed, texts):
-    ledger = dataclasses.replace(Ledger(), **{changed: 1})
+    ledger = dataclasses.replace(Ledger(), **{changed: -1 if changed == "os_rchar" else 1})
     assert [each.text for each in ledger.check() if not each.holds] == texts
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from host.cli import main
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "models" / "tiny-moe-q6k.gguf")
+LIMIT_S = 300
+"""A command that has not ended by then hangs."""
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -68,8 +71,15 @@ def test_temperature_and_seed(capsys):
         (["--prompt", "a", "--placement", "gpu"], 2, "invalid choice: 'gpu'"),
         (["--prompt", "a", "--device", "gold"], 2, "device 'gold': unknown kind 'gold'"),
         (["--prompt", "a", "--device", "golden:max_experts=4"], 1, "load one built with max_experts=8"),
+        (["--prompt", "a", "--placement", "resident", "--cache-slots", "4"], 2, "an expert cache is of no use where"),
         (["--prompt", "a", "--torch-device", "cuda:77"], 1, "cannot use 'cuda:77'"),
-        (["--prompt", "a", "--routing", "/nowhere/r.json"], 2, "--routing /nowhere/r.json: cannot write: No such file"),
+        (["--prompt", "a", "--placement", "resident", "--device", "sim"], 2, "--placement resident uses none"),
+        (["--prompt", "a", "--seed", "1"], 2, "--seed 1: nothing is drawn at --temperature 0; give one above 0"),
+        (
+            ["--prompt", "a", "--routing", "/nowhere/r.json"],
+            2,
+            "--routing /nowhere/r.json: cannot write (No such file or directory)",
+        ),
     ],
 )
 def test_refused(capsys, options, status, part):
@@ -103,10 +113,14 @@ def test_interrupted():
     ) as process:
         assert process.stderr is not None
         assert process.stdout is not None
+        limit = threading.Timer(LIMIT_S, process.kill)
+        limit.daemon = True
+        limit.start()
         while "chunk 5 of 100" not in (line := process.stderr.readline()):
             assert line, "it ended before it had begun"
         process.send_signal(signal.SIGINT)
         err, out = process.stderr.read(), process.stdout.read()
+        limit.cancel()
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "100 tokens in, 0 out, ended by cancelled" in err

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from host.device import DeviceError
 from host.link import LinkError
 from host.model_file import ModelFileError
 from host.routing_stats import BATCHES
-from host.runtime import Request, RequestError, Runtime
+from host.runtime import LayerPass, Request, RequestError, Runtime
 from host.storage import StorageError, Store
 from sim.golden.device import GoldenTransport
 
@@ -27,13 +28,7 @@ WIDE = "golden:max_batch=64,tokens=16"
 """Takes every batch here at once."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The machine's other cores have other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def open_model(placement="selected", **options) -> Runtime:
@@ -80,6 +75,24 @@ def alone():
     return found
 
 
+class Company(NamedTuple):
+    """Eight together on a wide device: the runtime as it was at the end, its steps, and what the device ran."""
+
+    runtime: Runtime
+    log: Log
+    passes: list[LayerPass]
+
+
+@pytest.fixture(scope="module")
+def company():
+    with open_model(device=WIDE) as runtime:
+        passes: list[LayerPass] = []
+        runtime.watch = passes.append
+        log = Log(runtime)
+        together(log)
+        return Company(runtime, log, passes)
+
+
 def together(log: Log) -> list[list[bytes]]:
     requests = [log.add(prompt) for prompt in PROMPTS]
     log.finish()
@@ -91,11 +104,16 @@ def together(log: Log) -> list[list[bytes]]:
 
 @pytest.mark.parametrize(
     ("placement", "device"),
-    [("selected", "golden:max_batch=3"), ("selected", WIDE), ("tape", "golden:max_batch=64,tokens=16,link_bytes=4")],
+    [("selected", "golden:max_batch=3"), ("tape", "golden:max_batch=64,tokens=16,link_bytes=4")],
 )
 def test_eight_together_are_each_alone(alone, placement, device):
     with open_model(placement, device=device) as runtime:
         assert together(Log(runtime)) == alone
+
+
+def test_eight_in_one_pass_are_each_alone(alone, company):
+    assert list(company.log.bits.values()) == alone
+    assert max(each.requests for each in company.passes) == 8
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -156,15 +174,11 @@ def test_logits_of_whole_prompts(alone, placement):
 # What comes out.
 
 
-def test_suite_kinds(alone):
-    with open_model(device=WIDE) as runtime:
-        log = Log(runtime)
-        requests = [log.add(prompt) for prompt in PROMPTS]
-        log.finish()
-        for request, task in zip(requests, CHOSEN, strict=True):
-            assert request.text == log.pieces[request] == task["answer"] == task["generated"]
-            assert request.tokens == [*task["answer"].encode(), END]
-            assert (request.done, request.finish_reason, request.error) == (True, "stop", None)
+def test_suite_kinds(company):
+    for request, task in zip(company.log.pieces, CHOSEN, strict=True):
+        assert request.text == company.log.pieces[request] == task["answer"] == task["generated"]
+        assert request.tokens == [*task["answer"].encode(), END]
+        assert (request.done, request.finish_reason, request.error) == (True, "stop", None)
 
 
 def test_stop_strings():
@@ -216,23 +230,16 @@ def test_temperature():
 # The account.
 
 
-def test_ledger():
+def test_ledger(company):
     """Bytes requested are those of the experts that the routers chose, each once a pass."""
-    with open_model(device=WIDE) as runtime:
-        passes = []
-        runtime.watch = passes.append
-        log = Log(runtime)
-        for prompt in PROMPTS:
-            log.add(prompt)
-        log.finish()
-        expert = runtime.model.layers[0].expert_bytes
-        assert len(passes) == runtime.passes
-        assert sum(each.experts for each in passes) * expert == runtime.ledger.requested
-        assert [each for each in runtime.ledger.check() if not each.holds] == []
-        assert sorted(runtime.ledgers) == [0, 1, 2]
-        assert sum(each.requested for each in runtime.ledgers.values()) == runtime.ledger.requested
-        assert sum(each.tokens for each in passes) == 3 * sum(runtime.routing.tokens.values())
-        assert max(each.requests for each in passes) == 8
+    runtime, passes = company.runtime, company.passes
+    expert = runtime.model.layers[0].expert_bytes
+    assert len(passes) == runtime.passes
+    assert sum(each.experts for each in passes) * expert == runtime.ledger.requested
+    assert [each for each in runtime.ledger.check() if not each.holds] == []
+    assert sorted(runtime.ledgers) == [0, 1, 2]
+    assert sum(each.requested for each in runtime.ledgers.values()) == runtime.ledger.requested
+    assert sum(each.tokens for each in passes) == 3 * sum(runtime.routing.tokens.values())
 
 
 def test_tape_requests_everything():
@@ -254,18 +261,19 @@ def test_progress_of_a_layer():
         assert all(0 < done <= total for _, done, total in seen)
 
 
-def test_routing(alone):
+def test_routing(company):
     """Counted from the same routes as the ledger, with unions of requests that decoded together."""
-    with open_model(device=WIDE) as runtime:
-        together(Log(runtime))
-        report = runtime.routing.report()
-        json.dumps(report)
-        assert report["layers"] == [0, 1, 2]
-        tokens = report["tokens"]
-        assert tokens["prefill"] == sum(len(prompt) for prompt in PROMPTS)
-        assert all(sum(counts) == 2 * sum(tokens.values()) for counts in report["counts"])
-        one = report["unions"][BATCHES.index(1)]["all"]
-        assert (one["n"], one["mean"], one["min"], one["max"]) == (3 * tokens["decode"], 2.0, 2, 2)
+    report = company.runtime.routing.report()
+    json.dumps(report)
+    assert report["layers"] == [0, 1, 2]
+    tokens = report["tokens"]
+    assert tokens["prefill"] == sum(len(prompt) for prompt in PROMPTS)
+    every = np.zeros((3, 8), int)
+    for each in company.passes:
+        every[each.layer] += np.bincount(each.chosen.ravel(), minlength=8)
+    assert report["counts"] == every.tolist()
+    one = report["unions"][BATCHES.index(1)]["all"]
+    assert (one["n"], one["mean"], one["min"], one["max"]) == (3 * tokens["decode"], 2.0, 2, 2)
 
 
 def test_cache_in_front_of_the_file():
@@ -277,7 +285,7 @@ def test_cache_in_front_of_the_file():
             made.append(length)
             super().submit(offset, length)
 
-    def cache(store):
+    def cache(store, model):
         store.close()
         return Counting(FILE)
 
@@ -353,7 +361,10 @@ def test_failed_step_can_be_taken_again(alone, error, call):
         assert runtime.live == requests
         log.finish()
         assert [log.bits[request] for request in requests] == alone[:3]
-        assert sum(runtime.routing.report()["counts"][0]) == 2 * sum(runtime.routing.tokens.values())
+        prompts, answers = (
+            sum(map(len, tokens)) for tokens in zip(*((r.prompt, r.tokens) for r in requests), strict=True)
+        )
+        assert runtime.routing.tokens == {"prefill": prompts, "decode": answers - len(requests)}
 
 
 def test_damaged_link(alone):

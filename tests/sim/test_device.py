@@ -1,8 +1,11 @@
 """The driver and the Verilated device: the same bits as the golden model over either link and from either memory."""
 
+from dataclasses import replace
+
 import pytest
 
 from host.device import Device, DeviceError
+from host.expert_cache import BoardCache
 from host.storage import Store
 from hw.formats.messages import Counter, Layer, Mode
 from hw.formats.params import Params
@@ -10,6 +13,7 @@ from hw.link import uart
 from sim import board
 from sim.device_sim import SimTransport
 from sim.golden.device import GoldenTransport
+from sim.golden.layer import Route
 from tests.host.devices import MATRIX_BYTES, case
 
 PARAMS = Params(max_batch=2, max_width=256, max_expert_width=256, max_experts=8, frame_bytes=8192, memory_bits=20)
@@ -74,6 +78,21 @@ def test_memory(tmp_path, mode, here):
 def expert(layer: Layer, request: tuple[int, int]) -> int:
     """Whose matrix lies at a request's offset."""
     return (request[0] - layer.offsets[0]) // request[1] % layer.experts
+
+
+def test_cache_in_memory(tmp_path):
+    """Experts that come and go between layers: the place of one that went holds the next, and only that."""
+    given = case(tmp_path, 5)
+    with Device(sim(PARAMS)) as device, Store(given.path) as store:
+        cache = BoardCache(device, [given.layer], 2, capacity=3 * 3 * MATRIX_BYTES)
+        for pair in ((0, 1), (2, 0), (3, 2), (1, 3), (0, 1)):
+            routes = [Route(token, expert, 32768) for token in range(2) for expert in pair]
+            result = cache.run_layer(given.layer, given.x, routes, store)
+            assert right(result, replace(given, routes=routes))
+            assert result.requests == []
+            assert result.ledger.memory == 2 * 3 * MATRIX_BYTES
+        assert (cache.layers[0].hits, cache.layers[0].misses, cache.layers[0].evicted) == (4, 6, 3)
+        assert device.memory_used == 3 * 3 * MATRIX_BYTES
 
 
 def test_memory_survives_a_connection(tmp_path):
