@@ -104,13 +104,15 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         figures = recorded() if set(args.only) != set(PARTS) else {}
         for name in args.only:
+            begun = time.monotonic()
             figures[name] = PARTS[name](args.jobs)
+            figures[name]["seconds"] = round(time.monotonic() - begun, 1)
     except (BuildError, EngineError, HlsError, ModelFileError, OSError, RuntimeError, ValueError) as error:
         print(f"make hls4ml: error: {error}", file=sys.stderr)
         return 1
+    written = record.write("hls4ml", "make hls4ml RECORD=1", figures, record=args.record)
     for name in TABLES:
         print(f"\n{name}\n{table(name, figures)}")
-    written = record.write("hls4ml", "make hls4ml RECORD=1", figures, record=args.record)
     picture = (ROOT / "docs" if args.record else written.parent) / PLOT
     plot(figures, picture)
     print(f"\nwritten to {written} and {picture}")
@@ -607,6 +609,11 @@ def cycles_table(figures: dict[str, Any]) -> str:
     return markdown(("lanes", "feed", "mode", "cycles", "with deeper queues", "saved"), rows)
 
 
+def time_table(figures: dict[str, Any]) -> str:
+    rows = [[f"`ONLY={name}`", f"{figures[name]['seconds']:,.0f} s"] for name in PARTS if name in figures]
+    return markdown(("part", "wall time, measured"), rows)
+
+
 TABLES = {
     "error": (error_table, "errors"),
     "reuse": (reuse_table, "derived"),
@@ -616,6 +623,7 @@ TABLES = {
     "widths": (widths_table, "derived"),
     "queues": (queues_table, "engine"),
     "cycles": (cycles_table, "engine"),
+    "time": (time_table, "derived"),
 }
 """By the name of their markers in the document: what makes them, and the part that it needs."""
 
@@ -664,7 +672,11 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     error.set_title("Error (measured)", fontsize=10)
 
     rows = figures.get("derived", {}).get("reuse", [])
-    cycles.plot([r["multipliers"] for r in rows], [r["interval"] for r in rows], "o-", label="hls4ml (derived: RF)")
+    cycles.plot([r["multipliers"] for r in rows], [r["interval"] for r in rows], "o-", label="hls4ml (derived)")
+    for row in rows:
+        cycles.annotate(f"  RF {row['reuse']:,}", (row["multipliers"], row["interval"]), fontsize=8, va="bottom")
+    most = max(sizes.PARTS, key=lambda name: sizes.PARTS[name].multipliers)
+    cycles.axvline(sizes.PARTS[most].multipliers, color="grey", linewidth=0.8, label=f"all of an {most} (data sheet)")
     ours = figures.get("engine", {}).get("expert")
     if ours:
         cycles.plot(ours["multipliers_at_work"], ours["cycles"], "r*", markersize=12, label="this engine (counted)")
@@ -680,7 +692,7 @@ def plot(figures: dict[str, Any], path: Path) -> None:
         shape = (WHOLE, WHOLE) if name == "tiny" else (MODELS[name].width, MODELS[name].expert_width)
         held.axvline(sizes.weights(*shape), color="C3", linewidth=0.8)
         held.text(sizes.weights(*shape), 0, f" {name}", color="C3", rotation=90, fontsize=8, va="bottom", ha="right")
-    held.set(xscale="log", xlabel="8-bit weights in all block RAM; lines: weights of one expert")
+    held.set(xscale="log", xlabel="8-bit weights that all block RAM holds; lines: weights of one expert")
     held.set_title("The size wall (derived)", fontsize=10)
 
     by_weights = [row["weights"] for row in placed]
@@ -693,7 +705,7 @@ def plot(figures: dict[str, Any], path: Path) -> None:
             f"this engine (routed): {ours['clock_hz'] / 1e6:.0f} MHz, {ours['multipliers']} multipliers, any weights"
         )
         luts.axhline(ours["lut4"], color="r", linestyle="--", label=label)
-    luts.axhline(sizes.PARTS["LFE5U-25F"].luts, color="grey", linewidth=0.8, label="all of an LFE5U-25F")
+    luts.axhline(sizes.PARTS["LFE5U-25F"].luts, color="grey", linewidth=0.8, label="all of an LFE5U-25F (data sheet)")
     luts.set(xlabel="weights held", ylabel="LUT4", xlim=(0, 1.5 * max([*by_weights, 1])))
     luts.set_ylim(0, 1.2 * sizes.PARTS["LFE5U-25F"].luts)
     luts.set_title("LUTs and clock", fontsize=10)
