@@ -16,6 +16,7 @@ the hardware, ``--only engine``. ``--report`` prints a report of Vitis HLS besid
 import argparse
 import hashlib
 import json
+import math
 import platform
 import shutil
 import subprocess
@@ -69,10 +70,18 @@ SWEEP = [
     (WHOLE, Setting(bits=24, reuse=WHOLE, table=BIG_TABLE)),
 ]
 """What is compiled and run: sizes and settings. The oneAPI backend needs its vendor's compiler, and is to say so."""
+FINE_STEP = 2.0**-24
+TABLE_CASES = [
+    (size, table, step)
+    for size in (16, WHOLE)
+    for table, step in ((csim.TABLE, csim.TABLE_STEP), (BIG_TABLE, csim.TABLE_STEP), (BIG_TABLE, FINE_STEP))
+]
+"""Cuts, entries of the sigmoid's table and their steps, all else in float64."""
 SIMULATION_SECONDS = 900
 ADDERS = ((8, 8), (12, 8))
 """Sizes and bits that da4ml is given."""
-ADDER_DEPTH = 4
+ADDER_DEPTH = 1
+"""Adders between registers. With 4 the cut of 8 x 8 routed at 62 MHz in 7,050 LUTs, with 1 at 101 MHz in 6,509."""
 BOARD = "ulx3s_25f"
 SEED = 1
 QUEUE_TEXT = b"emufpga!"
@@ -206,11 +215,13 @@ def derived_part(jobs: int) -> dict[str, Any]:
         "reuse": [reuse_row(reuse) for reuse in REUSES],
         "parts": parts(),
         "reload": reloads(),
+        "sigmoid": [sigmoid_row(*each) for each in TABLE_CASES],
         "widths": [{"step": name, "low": i.low, "high": i.high, "bits": i.bits} for name, i in STEPS.items()],
         "provenance": {
             "reuse": "derived: multipliers = ceil(M N / RF), cycles >= RF, from hls4ml's nnet_dense_resource.h",
             "parts": "derived: block RAM bits / bits a weight; the parts' figures by their vendors' data sheets",
             "reload": "derived: bytes / bandwidth, without framing",
+            "sigmoid": "derived: NumPy, float64 but for hls4ml's table of the sigmoid, same expert and vectors",
             "widths": "derived: sim.golden.intervals",
         },
     }
@@ -319,6 +330,7 @@ def frozen(size: int, bits: int) -> dict[str, Any]:
         "bit_exact": bool((want == got).all()),
         "outputs": got.size,
         "weights": sizes.weights(size, size),
+        "depth": ADDER_DEPTH,
         "stages": traced.stages,
         "fmax_hz": round(fmax),
         "clock_hz": round(min(fmax, *clock_cap(board.speed).values())),
@@ -376,6 +388,12 @@ def engine() -> dict[str, Any]:
 def reuse_row(reuse: int) -> dict[str, Any]:
     """Of the whole tiny expert with 16-bit weights."""
     return {"size": WHOLE, "reuse": reuse, "bits": 16, **asdict(sizes.need(WHOLE, WHOLE, reuse=reuse, bits=16))}
+
+
+def sigmoid_row(size: int, table: int, step: float) -> dict[str, Any]:
+    """The error that the sigmoid's table makes by itself."""
+    error = csim.table_error(load(size), table, step)
+    return {"size": size, "table": table, "step": step, "relative_rms_error": error}
 
 
 def parts() -> list[dict[str, Any]]:
@@ -468,8 +486,22 @@ def error_table(figures: dict[str, Any]) -> str:
     for row in figures["errors"]["refused"]:
         name = f"{row['backend']}, {row['strategy']}, RF {row['reuse']}"
         rows.append([f"{row['size']} x {row['size']}", types(row), "", name, "unknown", *[""] * 4])
-    head = ("cut", "weights and results", "sigmoid table", "backend, strategy", "relative RMS error", "largest error")
-    return markdown((*head, "golden's relative RMS", "ratio", "same bits as first of its kind"), rows)
+    head = ("cut", "weights and results", "sigmoid table", "backend, strategy", "relative RMS error (measured)")
+    head += ("largest error (measured)", "golden's relative RMS (measured)", "ratio (derived)")
+    return markdown((*head, "same bits as first of its kind (measured)"), rows)
+
+
+def sigmoid_table(figures: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"{row['size']} x {row['size']}",
+            f"{row['table']:,}",
+            f"2^{round(math.log2(row['step']))}",
+            f"{row['relative_rms_error']:.2e}",
+        ]
+        for row in figures["derived"]["sigmoid"]
+    ]
+    return markdown(("cut", "sigmoid table", "step of its entries", "relative RMS error (derived)"), rows)
 
 
 def reuse_table(figures: dict[str, Any]) -> str:
@@ -531,8 +563,9 @@ def adders_table(figures: dict[str, Any]) -> str:
                 f"{rate(macs, ours['cycles'] / ours['clock_hz'], ours['lut4']) / 1e3:,.0f} k",
             ]
         )
-    head = ("machine", "weights held", "relative RMS error", "cycles an expert and vector", "LUT4", "FF")
-    return markdown((*head, "multipliers", "block RAM", "clock", "MAC/s a LUT"), rows)
+    head = ("machine", "weights held", "relative RMS error (measured)", "cycles an expert and vector (counted)")
+    head += ("LUT4 (routed)", "FF (routed)", "multipliers (routed)", "block RAM (routed)", "clock (routed)")
+    return markdown((*head, "MAC/s a LUT (derived)"), rows)
 
 
 def parts_table(figures: dict[str, Any]) -> str:
@@ -544,9 +577,10 @@ def parts_table(figures: dict[str, Any]) -> str:
         boards = ", ".join(f"`{name}`" for name in row["boards"])
         cells = [row["part"], boards, f"{row['ram_bits']:,}", *squares, *held]
         rows.append([*cells, f"{row['multipliers']}", f"{row['least_reuse']['tiny']:,}"])
-    head = ("part", "boards", "block RAM bits", *(f"largest square at {bits:g} bits" for bits in WEIGHT_BITS))
-    head += tuple(f"{name} experts at 8 bits" for name in models)
-    return markdown((*head, "multipliers", "least RF of a tiny expert"), rows)
+    largest = (f"largest square at {bits:g} bits (derived)" for bits in WEIGHT_BITS)
+    head = ("part", "boards", "block RAM bits (data sheet)", *largest)
+    head += tuple(f"{name} experts at 8 bits (derived)" for name in models)
+    return markdown((*head, "multipliers (data sheet)", "least RF of a tiny expert (derived)"), rows)
 
 
 def duration(seconds: float) -> str:
@@ -565,7 +599,7 @@ def reload_table(figures: dict[str, Any]) -> str:
         ]
         for row in figures["derived"]["reload"]
     ]
-    return markdown(("expert", "bits a weight", "bytes", *LINKS), rows)
+    return markdown(("expert", "bits a weight", "bytes (derived)", *(f"{link} (derived)" for link in LINKS)), rows)
 
 
 def widths_table(figures: dict[str, Any]) -> str:
@@ -580,7 +614,7 @@ def widths_table(figures: dict[str, Any]) -> str:
     rows = [
         [row["step"], power(row["low"]), power(row["high"]), f"{row['bits']}"] for row in figures["derived"]["widths"]
     ]
-    return markdown(("step", "least", "most", "signed bits"), rows)
+    return markdown(("step", "least (derived)", "most (derived)", "signed bits (derived)"), rows)
 
 
 def queues_table(figures: dict[str, Any]) -> str:
@@ -595,7 +629,8 @@ def queues_table(figures: dict[str, Any]) -> str:
     head = ["queue"]
     for run in runs:
         lanes = run["params"]["tokens"]
-        head += [f"depth, {lanes} lane{'s' * (lanes > 1)}", "most held", "most held if deeper", "cycles refused"]
+        counted = (f"{name} (counted)" for name in ("most held", "most held if deeper", "cycles refused"))
+        head += [f"depth, {lanes} lane{'s' * (lanes > 1)}", *counted]
     return markdown(tuple(head), rows)
 
 
@@ -606,7 +641,8 @@ def cycles_table(figures: dict[str, Any]) -> str:
             cells = [f"{run['params']['tokens']}", each["feed"], each["mode"], f"{each['cycles']:,}"]
             gain = 1 - each["cycles_deeper"] / each["cycles"]
             rows.append([*cells, f"{each['cycles_deeper']:,}", f"{100 * gain:.3f} %"])
-    return markdown(("lanes", "feed", "mode", "cycles", "with deeper queues", "saved"), rows)
+    head = ("lanes", "feed", "mode", "cycles (counted)", "with deeper queues (counted)", "saved (derived)")
+    return markdown(head, rows)
 
 
 def time_table(figures: dict[str, Any]) -> str:
@@ -616,6 +652,7 @@ def time_table(figures: dict[str, Any]) -> str:
 
 TABLES = {
     "error": (error_table, "errors"),
+    "sigmoid": (sigmoid_table, "derived"),
     "reuse": (reuse_table, "derived"),
     "adders": (adders_table, "frozen"),
     "parts": (parts_table, "derived"),
@@ -666,8 +703,10 @@ def plot(figures: dict[str, Any], path: Path) -> None:
             own = next(row["relative_rms_error"] for row in figures["errors"]["golden"] if row["size"] == size)
             error.axhline(own, color=colour, linestyle="--", label=f"golden model, {size} x {size}")
     placed = figures.get("frozen", {}).get("rows", [])
-    for row in placed:
-        error.plot(row["bits"], row["relative_rms_error"], "k^", label=None if row is not placed[0] else "da4ml's cuts")
+    if placed:
+        cuts = ", ".join(f"{row['size']} x {row['size']}" for row in placed)
+        points = [row["bits"] for row in placed], [row["relative_rms_error"] for row in placed]
+        error.plot(*points, "k^", label=f"da4ml, {cuts}")
     error.set(yscale="log", xlabel="bits of weights and results", ylabel="relative RMS error against float64")
     error.set_title("Error (measured)", fontsize=10)
 
@@ -680,7 +719,7 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     ours = figures.get("engine", {}).get("expert")
     if ours:
         cycles.plot(ours["multipliers_at_work"], ours["cycles"], "r*", markersize=12, label="this engine (counted)")
-    cycles.set(xscale="log", yscale="log", xlabel="multipliers", ylabel="cycles an expert and vector")
+    cycles.set(xscale="log", yscale="log", xlim=(1, 2e6), xlabel="multipliers", ylabel="cycles an expert and vector")
     cycles.set_title(f"Cycles of a {WHOLE} x {WHOLE} expert", fontsize=10)
 
     names: dict[int, str] = {}

@@ -22,6 +22,8 @@ from sim.hls.expert import MATRICES, Expert
 PROJECT = "expert"
 TABLE = 1024
 """Entries of hls4ml's sigmoid table over -8..8, by default."""
+TABLE_STEP = 2.0**-10
+"""Of the entries' type, ``fixed<18,8>``; hls4ml keeps it whatever its configuration says."""
 RESULTS = {"x": "x", "gate": "gate", "up": "up", "sigmoid": "sigmoid", "mul": "silu", "mul_1": "hidden", "down": "y"}
 """hls4ml's name of each layer, and of its result in :meth:`sim.hls.expert.Expert.steps`."""
 
@@ -46,7 +48,7 @@ class Setting:
         Of every weight and result, each with the integer bits that its values need; None: ``fixed<16,6>`` throughout,
         hls4ml's default. Accumulators get the type that hls4ml infers, and with None the default as well.
     table
-        Entries of the sigmoid's table, which keep hls4ml's type for them, ``fixed<18,8>``: steps of 2**-10.
+        Entries of the sigmoid's table, which keep hls4ml's type for them: :data:`TABLE_STEP`.
     """
 
     backend: str = "Vitis"
@@ -112,6 +114,14 @@ def configuration(expert: Expert, model: Any, setting: Setting) -> dict[str, Any
             layers[name]["Precision"]["weight"] = fixed(setting.bits, getattr(expert, name))
     layers["sigmoid"]["TableSize"] = setting.table
     return config
+
+
+def table_error(expert: Expert, entries: int, step: float) -> float:
+    """Relative RMS error of an expert in float64 but for hls4ml's sigmoid: a table over -8..8, rounded down twice."""
+    steps = expert.steps()
+    index = np.clip(np.floor((steps["gate"] + 8) / 16 * entries), 0, entries - 1)
+    sigmoid = np.floor(1 / (1 + np.exp(8 - 16 * index / entries)) / step) * step
+    return relative_rms((steps["gate"] * sigmoid * steps["up"]) @ expert.down.T, steps["y"])
 
 
 def torch_expert(expert: Expert) -> Any:

@@ -227,6 +227,8 @@ def test_the_results_are_right_and_say_where_they_are_from(figures):
     derived = figures["derived"]
     assert derived["parts"] == hls4ml.parts()
     assert derived["reload"] == hls4ml.reloads()
+    for row, case in zip(derived["sigmoid"], hls4ml.TABLE_CASES, strict=True):
+        assert row == pytest.approx(hls4ml.sigmoid_row(*case))  # sums of float64 in whatever order
     assert derived["reuse"] == [hls4ml.reuse_row(reuse) for reuse in hls4ml.REUSES]
     assert [(row["low"], row["high"]) for row in derived["widths"]] == [(i.low, i.high) for i in STEPS.values()]
 
@@ -251,6 +253,17 @@ def test_reuse_and_strategy_do_not_change_a_bit(figures):
     same = [r for r in rows if (r["size"], r["bits"], r["table"], r["backend"]) == (16, 16, 1024, "Vitis")]
     assert len(same) == 3
     assert len({row["outputs_sha256"] for row in same}) == 1
+
+
+def test_what_remains_of_the_error_is_the_sigmoids_table(figures):
+    """The document says so: NumPy with nothing but that table has the error of hls4ml's C++ with fine types."""
+    if "errors" not in figures:
+        pytest.skip("not recorded: make hls4ml ONLY=errors RECORD=1")
+    big = [row for row in figures["errors"]["rows"] if row["table"] == hls4ml.BIG_TABLE]
+    assert {row["size"] for row in big} == {16, 256}
+    for row in big:
+        alone = csim.table_error(load(row["size"]), row["table"], csim.TABLE_STEP)
+        assert row["relative_rms_error"] == pytest.approx(alone, rel=0.05)  # 16 bits of all else: 2**-16 of each peak
 
 
 @pytest.mark.parametrize("marker", ["<!-- hls4ml.error -->", "<!-- /hls4ml.cycles -->"])
