@@ -121,8 +121,8 @@ def watched() -> Iterator[None]:
         yield
 
 
-def build(params: Params, *, deep: bool, say: Say = lambda text: None) -> Path:
-    """The engine with monitors, as it is or with deeper queues."""
+def build(params: Params, *, deep: bool, optimise: str = "-O1", say: Say = lambda text: None) -> Path:
+    """The engine with monitors, as it is or with deeper queues; ``optimise`` goes to the C++ compiler."""
 
     def make():
         from hw.engine import Engine
@@ -137,7 +137,7 @@ def build(params: Params, *, deep: bool, say: Say = lambda text: None) -> Path:
             stack.enter_context(deeper())
         stack.enter_context(watched())
         return shared_library.build(
-            "engine", make, SHIM, key=key, defines=defines, extra=[MONITOR], optimise="-O1", say=say
+            "engine", make, SHIM, key=key, defines=defines, extra=[MONITOR], optimise=optimise, say=say
         )
 
 
@@ -156,6 +156,7 @@ def run(
     *,
     deep: bool,
     feeds: Mapping[str, Feed] = FEEDS,
+    optimise: str = "-O1",
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
     """Layers of the model file in ``path``, a token for each byte of ``text``, with each feed, selected and as tape.
@@ -163,7 +164,7 @@ def run(
     Returns the cycles of each run, whether all equal golden, the marks over all of them, and the same of three queues
     as the engine's own counters have it.
     """
-    library_path = build(params, deep=deep, say=say)
+    library_path = build(params, deep=deep, optimise=optimise, say=say)
     library = ctypes.CDLL(str(library_path))
     library.queue_marks.restype = ctypes.c_char_p
     runs, right, counted = [], True, dict.fromkeys(COUNTED, 0)
@@ -187,10 +188,18 @@ def run(
 
 
 def compare(
-    path: Path, params: Params, text: bytes, *, feeds: Mapping[str, Feed] = FEEDS, say: Say = lambda text: None
+    path: Path,
+    params: Params,
+    text: bytes,
+    *,
+    feeds: Mapping[str, Feed] = FEEDS,
+    optimise: str = "-O1",
+    say: Say = lambda text: None,
 ) -> dict[str, Any]:
     """:func:`run` with the queues as they are and with deeper ones, in one record."""
-    chosen, deep = (run(path, params, text, deep=deep, feeds=feeds, say=say) for deep in (False, True))
+    chosen, deep = (
+        run(path, params, text, deep=deep, feeds=feeds, optimise=optimise, say=say) for deep in (False, True)
+    )
     return {
         "params": asdict(params),
         "tokens": len(text),
