@@ -737,8 +737,11 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     by_weights = [row["weights"] for row in placed]
     luts.plot(by_weights, [row["lut4"] for row in placed], "ks-", label="da4ml, frozen (routed)")
     for row in placed:
-        text = f"  {row['clock_hz'] / 1e6:.0f} MHz, {row['multipliers']} multipliers"
-        luts.annotate(text, (row["weights"], row["lut4"]), fontsize=8, va="top")
+        text, place = (
+            f"{row['clock_hz'] / 1e6:.0f} MHz, {row['multipliers']} multipliers",
+            (row["weights"], row["lut4"]),
+        )
+        luts.annotate(text, place, (-6, 8), textcoords="offset points", fontsize=8, ha="right")
     if ours:
         label = (
             f"this engine (routed): {ours['clock_hz'] / 1e6:.0f} MHz, {ours['multipliers']} multipliers, any weights"

@@ -28,7 +28,7 @@ def test_parse():
 @pytest.fixture(scope="module")
 def figures():
     # Not optimised: the compiler takes most of the time.
-    return queues.compare(MODEL, hls4ml.queue_params(1), b"e8", feeds=FEEDS, optimise="-O0")
+    return queues.compare(MODEL, hls4ml.queue_params(1), b"e", feeds=FEEDS, optimise="-O0")
 
 
 @pytest.fixture(scope="module")
