@@ -1046,7 +1046,25 @@ MANY = (
     ("agents: runs go on alone", "host/agents.py", "os.getppid() != int(parent)", "False", AGENTS),
     ("agents: a run without a limit", "host/agents.py", "time.monotonic() > end", "False", AGENTS),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY)]
+QUEUES = "tests/sim/test_queues.py"
+SIZES = (
+    (
+        "queues: those of two places hold one",
+        "hw/primitives/queue.py",
+        "self.i.ready.eq(~held[self.depth])",
+        "self.i.ready.eq(held[0] if self.depth == 2 else ~held[self.depth])",
+        QUEUES,
+    ),
+    ("queues: one far deeper than it needs", "hw/matrix_engine.py", "_WAITING = 4", "_WAITING = 64", QUEUES),
+    (
+        "widths: a block sum one bit too wide",
+        "hw/formats/arithmetic.py",
+        "BLOCK_SUM_BITS = 36",
+        "BLOCK_SUM_BITS = 37",
+        "tests/sim/test_intervals.py",
+    ),
+)
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY, *SIZES)]
 
 
 def main() -> int:
