@@ -1,4 +1,15 @@
 """The sections of the report, in their order; each module has ``section(inputs) -> Section``."""
 
-NAMES = ("capacity", "bytes_by_batch", "routing")
+NAMES = (
+    "capacity",
+    "bytes_by_batch",
+    "routing",
+    "timing",
+    "agents",
+    "accuracy",
+    "ledger",
+    "scorecard",
+    "methods",
+    "glossary",
+)
 """Modules of this package."""
