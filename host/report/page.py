@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,11 +53,11 @@ def esc(text: object) -> Html:
 
 
 def kind(provenance: str) -> str:
-    """The word of a provenance such as ``counted: by the engine``; ``ValueError`` for one that is none."""
-    word = provenance.split(":")[0].split(" ")[0]
-    if word not in MARKS:
-        raise ValueError(f"{provenance!r} does not begin with one of {', '.join(MARKS)}")
-    return word
+    """The word of ``counted: by the engine``, or of ``a board with P, routed: by T``; ``ValueError`` where it has none."""
+    found = re.match(rf"({'|'.join(MARKS)})\b", provenance) or re.search(rf"\b({'|'.join(MARKS)}):", provenance)
+    if found is None:
+        raise ValueError(f"{provenance!r} says none of {', '.join(MARKS)}")
+    return found[1]
 
 
 def tag(provenance: str) -> Html:

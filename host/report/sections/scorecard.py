@@ -1,4 +1,4 @@
-"""The claims: what would make each a success, a failure or mixed, written down before the runs; and what came of it."""
+"""The claims: what makes each a success, a failure or mixed, and what came of it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Claim:
     command: str
     check: Callable[[Inputs], tuple[str, str, str]]
     """Between success and failure: mixed."""
+    before: bool = False
+    """The rule was written down before the first run that it judges."""
 
 
 @dataclass(frozen=True)
@@ -220,21 +222,21 @@ def _power(inputs: Inputs) -> tuple[str, str, str]:
 
 
 CLAIMS = (
-    Claim("bits", "The hardware computes what the golden model says, bit for bit, in any schedule and company", "every output and logit equal", "one differs", "make sim-token; make suite", _bits),
-    Claim("netlist", "What synthesis makes of it computes the same", "no output differs", "one does", "make netlist", _netlist),
-    Claim("faults", "A damaged link or storage never gives a wrong number, and nothing hangs", "none wrong, hung, crashed or unseen", "one wrong", "make faults", _faults),
-    Claim("selected", "A selected block takes 16 cycles and hardly more over a whole token", "≤ 16.25 cycles", "no better than the other model", "make sim-token", _selected_cycles),
-    Claim("drained", "A block that nobody wants passes faster than a selected one", "≤ 14 cycles", "no better than the other model", "make layer-cycles", _drained_cycles),
+    Claim("bits", "The hardware computes what the golden model says, bit for bit, in any schedule and company", "every output and logit equal", "one differs", "make sim-token; make suite", _bits, before=True),
+    Claim("netlist", "What synthesis makes of it computes the same", "no output differs", "one does", "make netlist", _netlist, before=True),
+    Claim("faults", "A damaged link or storage never gives a wrong number, and nothing hangs", "none wrong, hung, crashed or unseen", "one wrong", "make faults", _faults, before=True),
+    Claim("selected", "A selected block takes 16 cycles and hardly more over a whole token", "≤ 16.25 cycles", "no better than the other model", "make sim-token", _selected_cycles, before=True),
+    Claim("drained", "A block that nobody wants passes faster than a selected one", "≤ 14 cycles", "no better than the other model", "make layer-cycles", _drained_cycles, before=True),
     Claim("answers", "A whole model answers as it does elsewhere", "all tasks right in every placement", "less than 90 % right in one", "make agents", _answers),
     Claim("accuracy", "Its arithmetic is closer to exact than llama.cpp's 8-bit activations", "10 times or more, every distribution", "worse in one", "make accuracy", _accuracy),
     Claim("hls4ml", "And than hls4ml's types, whatever their bits", "every row worse than ours", "none worse", "make hls4ml", _hls4ml),
-    Claim("memory", "It takes less memory than keeping experts resident, in PyTorch and in llama.cpp", "≥ 700 MB less than resident, and less than llama.cpp", "no less than resident", "make capacity", _memory),
+    Claim("memory", "It takes less memory than keeping experts resident, in PyTorch and in llama.cpp", "≥ 700 MB less than resident, and less than llama.cpp", "no less than resident", "make capacity", _memory, before=True),
     Claim("capacity", "A model that does not fit 16 GB runs in 8 GB", "≥ 8,192 tokens of context in 8 GB", "not even in 16 GB", "emufpga ledger FILE.gguf", _capacity),
     Claim("sharing", "Tokens in company share experts, more than chance", "union below the formula, every source", "in none", "make replay; make suite", _sharing),
     Claim("company", "Eight requests at a time get more done than one", "≥ 1.2 times on every link", "less on one", "make agents", _company),
     Claim("cache", "A cache of experts in RAM pays", "more than 2 % on every link", "on none", "make agents", _cache),
     Claim("ahead", "Reading ahead earns its thread", "whole range above zero, every kind of read", "no median above zero", "emufpga bench storage", _ahead),
-    Claim("feed", "The feed reaches 90 % of what storage gives", "every kind of read", "none", "emufpga bench storage", _feed),
+    Claim("feed", "The feed reaches 90 % of what storage gives", "every kind of read", "none", "emufpga bench storage", _feed, before=True),
     Claim("clocks", "Every described board reaches 100 MHz", "all results", "none", "make boards; make synth", _clocks),
     Claim("speed", "Granite answers at reading speed on a board's own link, batch 1", "≥ 5 tokens/s", "below 1", "emufpga seconds", _speed(True)),
     Claim("what-if", "It would on a link or memory that a routed board could be given", "≥ 5 tokens/s", "below 1", "emufpga seconds --home all", _speed(False)),
@@ -261,16 +263,20 @@ def section(inputs: Inputs) -> Section:
     rows: list[dict[str, Any]] = [
         {
             "claim": result.claim.claim, "verdict": result.verdict, "figure": result.figure, "provenance": result.provenance,
-            "success": result.claim.success, "failure": result.claim.failure, "command": result.claim.command,
+            "success": result.claim.success, "failure": result.claim.failure, "rule_before": result.claim.before, "command": result.claim.command,
         }
         for result in found
     ]
     body = Html(
-        paragraph("The rule of each claim is in the source beside the code that checks it; what is neither success nor failure is mixed. "
-                  "A claim whose input is missing is unknown, whatever it was before.")
+        paragraph(
+            "The rule of each claim is in the source beside the code that checks it; what is neither success nor failure is mixed. "
+            "A claim whose input is missing is unknown, whatever it was before. Where the rule is marked ",
+            Html("<b>before</b>"), ", it was written down before the first run that it judges; where ", Html("<b>after</b>"),
+            ", with this page, when figures were known: read those with that in mind.",
+        )
         + table(
             "Claims",
-            ["claim", "verdict", "figure", "success if", "failure if", "get it again"],
+            ["claim", "verdict", "figure", "success if", "failure if", "rule", "get it again"],
             [
                 [
                     Html(f'<span id="claim-{result.claim.id}">{esc(result.claim.claim)}</span>'),
@@ -278,11 +284,12 @@ def section(inputs: Inputs) -> Section:
                     Html(f"{esc(result.figure)} {tag(result.provenance)}"),
                     result.claim.success,
                     result.claim.failure,
+                    "before" if result.claim.before else "after",
                     command(result.claim.command),
                 ]
                 for result in found
             ],
-            words=6,
+            words=7,
         ).replace('class="scroll"', 'class="scroll claims"')
     )
     return Section(
