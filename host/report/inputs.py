@@ -67,7 +67,9 @@ class Inputs:
     def __init__(self, root: Path = ROOT, *, fresh: bool = False) -> None:
         self.root = root
         self._fresh = fresh
-        self._changed = self._git("status", "--porcelain", "--untracked-files=all", "--", "sim", "boards", "models", "host/report")
+        self._changed = self._git(
+            "status", "--porcelain", "--untracked-files=all", "--", "sim", "boards", "models", "host/report"
+        )
         self._read: dict[str, Input] = {}
 
     def get(self, name: str) -> Input:

@@ -142,9 +142,7 @@ def render(sections: Sequence[Section], top: str, made: str) -> str:
     parts = {
         "style": _static("page.css") + "".join(_static(f"{each.id}.css") for each in sections),
         "script": _static("page.js") + "".join(_static(f"{each.id}.js") for each in sections),
-        "links": "".join(
-            f'<li><a href="#{each.id}">{esc(each.title)}{_flag(each)}</a></li>' for each in sections
-        ),
+        "links": "".join(f'<li><a href="#{each.id}">{esc(each.title)}{_flag(each)}</a></li>' for each in sections),
         "top": top,
         "sections": "".join(map(_section, sections)),
         "data": "".join(_data(each) for each in sections if each.data),

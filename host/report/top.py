@@ -45,17 +45,18 @@ def _point(point: Callable[[Inputs], Html], inputs: Inputs) -> Html:
 
 def _share(inputs: Inputs) -> Html:
     size = capacity.sizes("granite-1b", inputs.upstream()["granite_file_bytes"]["value"])
-    used = GRANITE.used / GRANITE.experts
+    used, share = GRANITE.used / GRANITE.experts, size["expert_share"]
     return Html(
-        f"Of {GRANITE.name}, experts are {figure(f'{size["expert_share"]:.0%}', 'counted: bytes of expert tensors / bytes of the published file')}"
+        f"Of {GRANITE.name}, experts are {figure(f'{share:.0%}', 'counted: bytes of expert tensors / bytes of the published file')}"
         f" of the file; a token uses {figure(f'{used:.0%}', 'derived: experts a token / experts')} of them."
     )
 
 
 def _bits(inputs: Inputs) -> Html:
     token = inputs.need("token")
+    cycles = token["cycles_per_block"]
     return Html(
-        f"Hardware in Python (Amaranth), simulated as Verilog: {figure(f'{token["cycles_per_block"]:.1f} cycles', token['provenance']['cycles'])}"
+        f"Hardware in Python (Amaranth), simulated as Verilog: {figure(f'{cycles:.1f} cycles', token['provenance']['cycles'])}"
         " for 256 weights."
     )
 
@@ -66,19 +67,20 @@ def _clock(inputs: Inputs) -> Html:
     best = max(known, key=lambda board: board["clock_hz"], default=None)
     if best is None:
         return Html(f"No board has a routed clock yet {tag('unknown')}.")
+    clock = best["clock_hz"] / 1e6
     return Html(
         f"Placed and routed with open tools for {len(known)} of {len(boards)} board builds, the fastest at "
-        f"{figure(f'{best["clock_hz"] / 1e6:.0f} MHz', best['clock_provenance'])}."
+        f"{figure(f'{clock:.0f} MHz', best['clock_provenance'])}."
     )
 
 
 def _simulated(inputs: Inputs) -> Html:
     token, suite = inputs.need("token"), inputs.need("suite")
     same = token["bit_exact"] and suite["same_logit_bits"]
-    right = min(row["right"] for row in suite["rows"].values())
+    right, tasks = min(row["right"] for row in suite["rows"].values()), suite["tasks"]
     return Html(
         f"<b>{'Yes, in simulation' if same else 'No'}</b>: {token['outputs']:,} outputs of {token['layers']} Granite-size layers "
-        f"{'equal' if same else 'differ from'} the golden model bit for bit; {figure(f'{right}/{suite["tasks"]}', suite['provenance']['right'])} tasks right."
+        f"{'equal' if same else 'differ from'} the golden model bit for bit; {figure(f'{right}/{tasks}', suite['provenance']['right'])} tasks right."
     )
 
 
@@ -90,8 +92,11 @@ def _score(inputs: Inputs) -> Html:
 
 def _not_yet(inputs: Inputs) -> Html:
     found = {result.claim.id: result for result in scorecard.results(inputs)}
-    names = [name for name, words in (("board", "on a board"), ("gpu", "beside a GPU"), ("power", "with a power meter"))
-             if found[name].verdict == scorecard.UNKNOWN]
+    names = [
+        name
+        for name, words in (("board", "on a board"), ("gpu", "beside a GPU"), ("power", "with a power meter"))
+        if found[name].verdict == scorecard.UNKNOWN
+    ]
     words = {"board": "on a board", "gpu": "beside a GPU", "power": "with a power meter"}
     if not names:
         return Html("It has run on a board, beside a GPU.")
@@ -102,10 +107,11 @@ def _fits(inputs: Inputs) -> Html:
     size = capacity.sizes("qwen3-30b")
     context = 32_768
     floor = capacity.floors(size, context)
+    resident, serial = floor["resident"] / 1e9, floor["serial"] / 1e9
     return Html(
         f"<b>Weights do not fit.</b> {esc(size['name'])} with {context:,} tokens of context: "
-        f"{figure(f'{floor["resident"] / 1e9:.0f} GB', capacity.PROVENANCE['floor'])} resident, "
-        f"{figure(f'{floor["serial"] / 1e9:.1f} GB', capacity.PROVENANCE['floor'])} without experts."
+        f"{figure(f'{resident:.0f} GB', capacity.PROVENANCE['floor'])} resident, "
+        f"{figure(f'{serial:.1f} GB', capacity.PROVENANCE['floor'])} without experts."
     )
 
 
@@ -131,24 +137,30 @@ def _link(inputs: Inputs) -> Html:
     rows = [row for row in calculate(batches=(1,))["rows"] if row["tokens_per_second"]["value"]]
     slow = max(rows, key=lambda row: row["tokens_per_second"]["value"])
     value = slow["tokens_per_second"]
+    seconds = 1 / value["value"]
     return Html(
         f"<b>Slow links.</b> {esc(GRANITE.name)} over the {esc(slow['home'].upper())} of {esc(slow['board'])}: "
-        f"{figure(f'{1 / value["value"]:,.0f} s', value['provenance'])} a token."
+        f"{figure(f'{seconds:,.0f} s', value['provenance'])} a token."
     )
 
 
 def _resident(inputs: Inputs) -> Html:
     suite = inputs.need("agents")["workloads"]["suite"]
     n = suite["slots"][-1]
-    wall = max((row for row in suite["rows"] if row["axis"] == "wall" and row["n"] == n), key=lambda row: row["tokens_per_second"]["value"])
+    wall = max(
+        (row for row in suite["rows"] if row["axis"] == "wall" and row["n"] == n),
+        key=lambda row: row["tokens_per_second"]["value"],
+    )
     board = max(
-        (row for row in suite["rows"] if row["placement"] == "selected" and row["n"] == n), key=lambda row: row["tokens_per_second"]["value"]
+        (row for row in suite["rows"] if row["placement"] == "selected" and row["n"] == n),
+        key=lambda row: row["tokens_per_second"]["value"],
     )
     fast, slow = wall["tokens_per_second"], board["tokens_per_second"]
+    here, there = fast["value"], slow["value"]
     return Html(
         f"<b>Weights that fit.</b> The tiny model, {n} at a time: {esc(wall['placement'])} in RAM "
-        f"{figure(f'{fast["value"]:,.0f} tokens/s', fast['provenance'])}, the best link modelled for {esc(board['board'])} "
-        f"{figure(f'{slow["value"]:,.0f}', slow['provenance'])}."
+        f"{figure(f'{here:,.0f} tokens/s', fast['provenance'])}, the best link modelled for {esc(board['board'])} "
+        f"{figure(f'{there:,.0f}', slow['provenance'])}."
     )
 
 

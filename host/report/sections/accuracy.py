@@ -39,7 +39,12 @@ Part = tuple[Html, dict[str, list[dict[str, Any]]], str]
 def _ours(inputs: Inputs) -> Part:
     report = inputs.need("accuracy")
     rows = [
-        {"distribution": name, "int16_blocks": row["int16_blocks"], "q8_k": row["q8_k"], "ratio": row["q8_k"] / row["int16_blocks"]}
+        {
+            "distribution": name,
+            "int16_blocks": row["int16_blocks"],
+            "q8_k": row["q8_k"],
+            "ratio": row["q8_k"] / row["int16_blocks"],
+        }
         for name, row in report["errors"].items()
     ]
     ratios = [row["ratio"] for row in rows]
@@ -49,8 +54,22 @@ def _ours(inputs: Inputs) -> Part:
         places = range(len(rows))
         for row, place in zip(rows, places, strict=True):
             axes.plot([row["int16_blocks"], row["q8_k"]], [place, place], color=plots.LINE, linewidth=3, zorder=1)
-        axes.plot([row["int16_blocks"] for row in rows], places, "o", color=plots.A, markersize=8, label="int16 blocks, here (measured)")
-        axes.plot([row["q8_k"] for row in rows], places, "s", color=plots.B, markersize=8, label="Q8_K, llama.cpp's (measured)")
+        axes.plot(
+            [row["int16_blocks"] for row in rows],
+            places,
+            "o",
+            color=plots.A,
+            markersize=8,
+            label="int16 blocks, here (measured)",
+        )
+        axes.plot(
+            [row["q8_k"] for row in rows],
+            places,
+            "s",
+            color=plots.B,
+            markersize=8,
+            label="Q8_K, llama.cpp's (measured)",
+        )
         axes.set_yticks(places, [row["distribution"].replace(" degrees", "°") for row in rows])
         axes.invert_yaxis()
         axes.set_xscale("log")
@@ -63,19 +82,30 @@ def _ours(inputs: Inputs) -> Part:
         paragraph(
             f"A {report['width']:,} × {report['rows']} Q6_K matrix times vectors with ever heavier tails, mean of {report['seeds']} "
             "seeded matrices. What differs is how activations are held: 16 bits with an exponent a block here, 8 bits with a scale "
-            "in llama.cpp's ", term("Q8_K"), ". ", tag(report["provenance"]), " ", command("make accuracy"), ".",
+            "in llama.cpp's ",
+            term("Q8_K"),
+            ". ",
+            tag(report["provenance"]),
+            " ",
+            command("make accuracy"),
+            ".",
         )
         + plots.picture(
             "accuracy",
             "Relative RMS error of a product against float64, by the distribution of the activations",
-            "; ".join(f"{row['distribution']}: int16 blocks {row['int16_blocks']:.1e}, Q8_K {row['q8_k']:.1e}" for row in rows),
+            "; ".join(
+                f"{row['distribution']}: int16 blocks {row['int16_blocks']:.1e}, Q8_K {row['q8_k']:.1e}" for row in rows
+            ),
             draw,
             height=(3.1, 3.4),
         )
         + table(
             "Relative RMS error (measured)",
             ["activations drawn from", "int16 blocks", "Q8_K", "ratio"],
-            [[row["distribution"], f"{row['int16_blocks']:.2e}", f"{row['q8_k']:.2e}", f"{row['ratio']:.0f}"] for row in rows],
+            [
+                [row["distribution"], f"{row['int16_blocks']:.2e}", f"{row['q8_k']:.2e}", f"{row['ratio']:.0f}"]
+                for row in rows
+            ],
         )
     )
     sentence = (
@@ -95,15 +125,20 @@ def _layer(inputs: Inputs) -> Part:
         + table(
             f"Right answers of {suite['tasks']} (measured)",
             ["who computes", "right", "SHA-256 of every logit"],
-            [[name, row["right"], command(row["logits_sha256"][:12]) if "logits_sha256" in row else "–"] for name, row in suite["rows"].items()],
+            [
+                [name, row["right"], command(row["logits_sha256"][:12]) if "logits_sha256" in row else "–"]
+                for name, row in suite["rows"].items()
+            ],
         )
         + paragraph(
             "Rows with one hash have the same bits in every logit, whatever the batch, the schedule or the device. ",
             tag(suite["provenance"]["same_logit_bits"].split(" of every")[0]),
         )
     )
-    return html, {"answers": rows}, (
-        f"All {suite['tasks']} tasks are right whoever computes." if best else "Some tasks are wrong: see the table."
+    return (
+        html,
+        {"answers": rows},
+        (f"All {suite['tasks']} tasks are right whoever computes." if best else "Some tasks are wrong: see the table."),
     )
 
 
@@ -113,8 +148,14 @@ def _hls4ml(inputs: Inputs) -> Part:
     golden = {row["size"]: row["relative_rms_error"] for row in errors["golden"]}
     rows = [
         {
-            "size": row["size"], "bits": row["bits"], "table": row["table"], "backend": row["backend"], "strategy": row["strategy"],
-            "reuse": row["reuse"], "relative_rms_error": row["relative_rms_error"], "ours": golden[row["size"]],
+            "size": row["size"],
+            "bits": row["bits"],
+            "table": row["table"],
+            "backend": row["backend"],
+            "strategy": row["strategy"],
+            "reuse": row["reuse"],
+            "relative_rms_error": row["relative_rms_error"],
+            "ours": golden[row["size"]],
             "ratio": row["relative_rms_error"] / golden[row["size"]],
         }
         for row in errors["rows"]
@@ -154,7 +195,8 @@ def _hls4ml(inputs: Inputs) -> Part:
         + plots.picture(
             "hls4ml-error",
             "Relative RMS error of one expert against float64: hls4ml by its types, and this engine",
-            "; ".join(f"{name(row)}: {row['relative_rms_error']:.1e}" for row in shown) + f"; this engine: {golden[whole]:.1e}",
+            "; ".join(f"{name(row)}: {row['relative_rms_error']:.1e}" for row in shown)
+            + f"; this engine: {golden[whole]:.1e}",
             draw,
             height=(2.9, 3.2),
         )
@@ -163,9 +205,13 @@ def _hls4ml(inputs: Inputs) -> Part:
             ["cut", "weights and results", "sigmoid table", "backend, strategy", "hls4ml", "this engine", "ratio"],
             [
                 [
-                    f"{row['size']} × {row['size']}", "default" if row["bits"] is None else f"{row['bits']} bits, fitted",
-                    f"{row['table']:,}", esc(f"{row['backend']}, {row['strategy']}, RF {row['reuse']}"),
-                    f"{row['relative_rms_error']:.2e}", f"{row['ours']:.2e}", f"{row['ratio']:,.0f}",
+                    f"{row['size']} × {row['size']}",
+                    "default" if row["bits"] is None else f"{row['bits']} bits, fitted",
+                    f"{row['table']:,}",
+                    esc(f"{row['backend']}, {row['strategy']}, RF {row['reuse']}"),
+                    f"{row['relative_rms_error']:.2e}",
+                    f"{row['ours']:.2e}",
+                    f"{row['ratio']:,.0f}",
                 ]
                 for row in rows
             ],

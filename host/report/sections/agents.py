@@ -36,13 +36,23 @@ def section(inputs: Inputs) -> Section:
         workloads = inputs.need("agents")["workloads"]
     except InputError as error:
         return Section(
-            "agents", "Agents", question, "Not recorded: nothing can be said about many requests at a time.", "", {}, [str(error)]
+            "agents",
+            "Agents",
+            question,
+            "Not recorded: nothing can be said about many requests at a time.",
+            "",
+            {},
+            [str(error)],
         )
     body = [
         paragraph(
             "Every placement answers the same requests, each run in a process of its own, three runs. ",
-            term("resident", "Resident"), " and llama.cpp ran on this machine and are on its clock; ", term("tape"), ", ",
-            term("selected"), " and cache need a board, and are on a modelled one. ",
+            term("resident", "Resident"),
+            " and llama.cpp ran on this machine and are on its clock; ",
+            term("tape"),
+            ", ",
+            term("selected"),
+            " and cache need a board, and are on a modelled one. ",
             Html("<b>The two clocks are never divided by one another.</b> "),
             tag(f"derived: {next(iter(workloads.values()))['provenance']['modelled'].removeprefix('derived: ')}"),
         )
@@ -62,9 +72,13 @@ def _answer(workloads: dict[str, Any]) -> str:
     rows = suite["rows"]
     n, first = suite["slots"][-1], suite["slots"][0]
     right = [row["right"]["value"] for row in rows]
-    wall = max((row for row in rows if row["axis"] == "wall" and row["n"] == n), key=lambda row: row["tasks_per_hour"]["value"])
+    wall = max(
+        (row for row in rows if row["axis"] == "wall" and row["n"] == n), key=lambda row: row["tasks_per_hour"]["value"]
+    )
     own = next((row for row in rows if row["placement"] == "selected" and row["n"] == n and row["board_has_it"]), None)
-    other = [row for row in rows if row["placement"] == "selected" and row["n"] == n and not row.get("board_has_it", True)]
+    other = [
+        row for row in rows if row["placement"] == "selected" and row["n"] == n and not row.get("board_has_it", True)
+    ]
     text = (
         f"All {suite['tasks']} answers are right in every placement"
         if min(right) == suite["tasks"]
@@ -85,8 +99,14 @@ def _answer(workloads: dict[str, Any]) -> str:
 
 def _flat(row: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {
-        "placement": row["placement"], "home": row["home"], "board_has_it": row.get("board_has_it"), "clock": row["axis"],
-        "n": row["n"], "right": row["right"]["value"], "of": report["tasks"], "runs": report["runs"],
+        "placement": row["placement"],
+        "home": row["home"],
+        "board_has_it": row.get("board_has_it"),
+        "clock": row["axis"],
+        "n": row["n"],
+        "right": row["right"]["value"],
+        "of": report["tasks"],
+        "runs": report["runs"],
     }
     for key in METRICS:
         for part in ("value", "min", "max"):
@@ -107,7 +127,9 @@ def _workload(name: str, report: dict[str, Any]) -> Html:
             f"load {load['value']:.1f} ({load['min']:.1f}–{load['max']:.1f}): the machine was busy with other work. "
             if load["value"] and load["value"] > 1
             else f"{report['model']}; {report['tasks']} requests, {report['runs']} runs; {report['cpu']}, {report['threads']} thread. ",
-            f"Board {report['board']} at {report['clock']['value'] / 1e6:.1f} MHz ", tag(report["clock"]["provenance"]), ".",
+            f"Board {report['board']} at {report['clock']['value'] / 1e6:.1f} MHz ",
+            tag(report["clock"]["provenance"]),
+            ".",
         )
         + plots.picture(
             f"agents-{name}",
@@ -134,7 +156,12 @@ def _describe(report: dict[str, Any], metric: str) -> str:
     parts = []
     for key in _series(report):
         mine = [row for row in report["rows"] if (row["axis"], row["placement"], row["home"]) == key]
-        parts.append(f"{_named(report, *key)}: " + ", ".join(f"{row[metric]['value']:,.3g} at {row['n']}" for row in mine if row[metric]["value"] is not None))
+        parts.append(
+            f"{_named(report, *key)}: "
+            + ", ".join(
+                f"{row[metric]['value']:,.3g} at {row['n']}" for row in mine if row[metric]["value"] is not None
+            )
+        )
     return f"{METRICS[metric][0]}. " + "; ".join(parts) + ". An asterisk: the board does not have that link."
 
 
@@ -146,11 +173,16 @@ def _draw(fig: Any, narrow: bool, report: dict[str, Any], metric: str) -> None:
         for key in (each for each in _series(report) if each[0] == axis):
             mine = [row for row in report["rows"] if (row["axis"], row["placement"], row["home"]) == key]
             values = [row[metric] for row in mine]
-            number = [each for each in placements if (each in ("tape", "selected", "cache")) == (axis == "modelled")].index(key[1])
+            number = [
+                each for each in placements if (each in ("tape", "selected", "cache")) == (axis == "modelled")
+            ].index(key[1])
             panel.errorbar(
                 [row["n"] for row in mine],
                 [each["value"] for each in values],
-                yerr=[[each["value"] - each["min"] for each in values], [each["max"] - each["value"] for each in values]],
+                yerr=[
+                    [each["value"] - each["min"] for each in values],
+                    [each["max"] - each["value"] for each in values],
+                ],
                 label=_named(report, *key),
                 color=plots.SERIES[number % len(plots.SERIES)],
                 marker="os^vD"[number % 5],
@@ -172,13 +204,16 @@ def _draw(fig: Any, narrow: bool, report: dict[str, Any], metric: str) -> None:
 def _chooser(name: str, report: dict[str, Any], metric: str) -> Html:
     """One figure of all placements by n; agents.js puts another in its place."""
     options = "".join(
-        f'<option value="{key}"{" selected" if key == metric else ""}>{esc(label)}</option>' for key, (label, _, _) in METRICS.items()
+        f'<option value="{key}"{" selected" if key == metric else ""}>{esc(label)}</option>'
+        for key, (label, _, _) in METRICS.items()
     )
     scales = json.dumps({key: scale for key, (_, scale, _) in METRICS.items()})
     rows = []
     for key in _series(report):
         mine = {row["n"]: row for row in report["rows"] if (row["axis"], row["placement"], row["home"]) == key}
-        rows.append([_named(report, *key), AXES[key[0]], *(_cell(mine[n][metric], METRICS[metric][1]) for n in report["slots"])])
+        rows.append(
+            [_named(report, *key), AXES[key[0]], *(_cell(mine[n][metric], METRICS[metric][1]) for n in report["slots"])]
+        )
     return Html(
         f"<div class='agents' data-workload='{esc(name)}' data-scales='{esc(scales)}'>"
         f"<div class='controls' hidden><div><label for='agents-{esc(name)}-metric'>Show</label>"
@@ -214,7 +249,11 @@ def _everything(report: dict[str, Any]) -> Html:
         if each["value"] is None:
             return "unknown"
         value = number(each["value"] * scale)
-        return value if each["min"] == each["max"] else f"{value} ({number(each['min'] * scale)}–{number(each['max'] * scale)})"
+        return (
+            value
+            if each["min"] == each["max"]
+            else f"{value} ({number(each['min'] * scale)}–{number(each['max'] * scale)})"
+        )
 
     return table(
         f"Median (min–max) of {report['runs']} runs",

@@ -125,9 +125,15 @@ def section(inputs: Inputs) -> Section:
     body = Html(
         paragraph(
             "A layer's pass fetches each expert that somebody wants once, for all tokens of the batch: the ",
-            term("union"), ". ", term("tape", "Tape"), " moves all experts whatever the batch, so its cost a token falls "
-            "with 1/B; ", term("selected"), " moves the union. The dashed line is what the union would be if tokens chose "
-            "experts uniformly and independently, E (1 − (1 − k/E)", Html("<sup>B</sup>"), "). ",
+            term("union"),
+            ". ",
+            term("tape", "Tape"),
+            " moves all experts whatever the batch, so its cost a token falls with 1/B; ",
+            term("selected"),
+            " moves the union. The dashed line is what the union would be if tokens chose "
+            "experts uniformly and independently, E (1 − (1 − k/E)",
+            Html("<sup>B</sup>"),
+            "). ",
             tag("derived: E (1 - (1 - k/E)^B)"),
         )
         + plots.picture(
@@ -142,7 +148,17 @@ def section(inputs: Inputs) -> Section:
             "Every figure, with the share of a tape that some token wants",
             table(
                 "Unions and bytes a layer and token",
-                ["model", "batch", "union, mean", "min–max", "n", "if independent", "all, MB", "union, MB", "useful of all"],
+                [
+                    "model",
+                    "batch",
+                    "union, mean",
+                    "min–max",
+                    "n",
+                    "if independent",
+                    "all, MB",
+                    "union, MB",
+                    "useful of all",
+                ],
                 [
                     [
                         row["model"],
@@ -214,7 +230,11 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
         batches = [1 << n for n in range(6) if 1 << n <= max(8, source.unions[-1].batch)]
         size = source.expert_bytes / 1e6
         panel.plot(
-            batches, [source.experts * size / each for each in batches], color=plots.B, linestyle=":", label="all experts, derived"
+            batches,
+            [source.experts * size / each for each in batches],
+            color=plots.B,
+            linestyle=":",
+            label="all experts, derived",
         )
         panel.plot(
             batches,
@@ -226,7 +246,13 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
         word = source.provenance.split(":")[0]
         x = [union.batch for union in source.unions]
         style = plots.STYLES[word] | {"linestyle": "-"}
-        panel.plot(x, [union.mean * size / union.batch for union in source.unions], color=plots.A, label=f"union, {word}", **style)
+        panel.plot(
+            x,
+            [union.mean * size / union.batch for union in source.unions],
+            color=plots.A,
+            label=f"union, {word}",
+            **style,
+        )
         spread = [union for union in source.unions if union.least is not None and union.most is not None]
         if spread:
             panel.fill_between(
@@ -242,7 +268,9 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
         panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         panel.minorticks_off()
         panel.grid(axis="y")
-        panel.set_title("\n".join(textwrap.wrap(f"{source.name}: {source.used} of {source.experts}", 27 if not narrow else 44)))
+        panel.set_title(
+            "\n".join(textwrap.wrap(f"{source.name}: {source.used} of {source.experts}", 27 if not narrow else 44))
+        )
         panel.legend(fontsize=7, loc="lower left")
         panel.set_ylabel("MB a layer and token")
 

@@ -92,9 +92,15 @@ def section(inputs: Inputs) -> Section:
     measured, missing = _measured(inputs)
     body = Html(
         paragraph(
-            "Three placements. ", term("resident", "Resident"), ": everything in one memory. ", term("serial", "Serial"),
-            ": experts stay on storage and pass through the device, whether as ", term("tape"), " or ",
-            term("selected"), "; both need the same memory. Cached: serial, and half of every layer's experts kept. ",
+            "Three placements. ",
+            term("resident", "Resident"),
+            ": everything in one memory. ",
+            term("serial", "Serial"),
+            ": experts stay on storage and pass through the device, whether as ",
+            term("tape"),
+            " or ",
+            term("selected"),
+            "; both need the same memory. Cached: serial, and half of every layer's experts kept. ",
             tag(PROVENANCE["floor"]),
         )
         + plots.picture(
@@ -121,9 +127,12 @@ def section(inputs: Inputs) -> Section:
             words=2,
         )
         + paragraph(
-            f"The file of {granite['name']} has ", figure(f"{granite['file']:,} B", published["provenance"]),
+            f"The file of {granite['name']} has ",
+            figure(f"{granite['file']:,} B", published["provenance"]),
             f"; the formula of the other files gives {sizes('granite-1b')['file']:,} B for it, without header and "
-            "vocabulary. ", command("emufpga ledger FILE.gguf"), " says all this of a file of yours."
+            "vocabulary. ",
+            command("emufpga ledger FILE.gguf"),
+            " says all this of a file of yours.",
         )
         + measured
     )
@@ -134,8 +143,13 @@ def section(inputs: Inputs) -> Section:
     ]
     data = {"floors": rows, "sizes": all_sizes, "measured_memory": _memory_rows(inputs)}
     return Section(
-        "capacity", "Capacity", "Which memory holds which model, and where does the KV cache become the wall?", answer,
-        body, {name: table for name, table in data.items() if table}, missing,
+        "capacity",
+        "Capacity",
+        "Which memory holds which model, and where does the KV cache become the wall?",
+        answer,
+        body,
+        {name: table for name, table in data.items() if table},
+        missing,
     )
 
 
@@ -154,8 +168,10 @@ def _describe(shown: list[dict[str, Any]]) -> str:
         begins = floors(size, 0)
         parts.append(
             f"{size['name']}: "
-            + "; ".join(f"{name} {_gb(begins[name])} without context, {_gb(ends[name])} at {CONTEXTS[-1]:,} tokens"
-                        for name in PLACEMENTS)
+            + "; ".join(
+                f"{name} {_gb(begins[name])} without context, {_gb(ends[name])} at {CONTEXTS[-1]:,} tokens"
+                for name in PLACEMENTS
+            )
         )
     return ". ".join(parts) + ". All derived."
 
@@ -177,7 +193,12 @@ def _draw(figure: Any, narrow: bool, shown: list[dict[str, Any]]) -> None:
         if size["context_length"] < x[-1]:
             panel.axvline(size["context_length"], color=plots.SOFT, linewidth=0.9, linestyle=(0, (2, 3)))
             panel.text(
-                size["context_length"] * 0.93, 1, "the model's own limit", fontsize=7.5, color=plots.SOFT, rotation=90,
+                size["context_length"] * 0.93,
+                1,
+                "the model's own limit",
+                fontsize=7.5,
+                color=plots.SOFT,
+                rotation=90,
                 ha="right",
             )
         panel.set_xscale("log", base=2)
@@ -212,8 +233,12 @@ def _memory_rows(inputs: Inputs) -> list[dict[str, Any]]:
     if found.problem:
         return []
     return [
-        {"placement": name, "peak_bytes": row["memory"]["peak"], "own_bytes": row["memory"]["own"],
-         "mapped_bytes": row["memory"]["mapped"]}
+        {
+            "placement": name,
+            "peak_bytes": row["memory"]["peak"],
+            "own_bytes": row["memory"]["own"],
+            "mapped_bytes": row["memory"]["mapped"],
+        }
         for name, row in found.data["rows"].items()
     ]
 
@@ -233,13 +258,22 @@ def _measured(inputs: Inputs) -> tuple[Html, list[str]]:
         names = [row["placement"] for row in order]
         axes.barh(names, [row["own_bytes"] / 1e6 for row in order], color=plots.A, label="its own")
         axes.barh(
-            names, [row["mapped_bytes"] / 1e6 for row in order], left=[row["own_bytes"] / 1e6 for row in order],
-            color=plots.FILL, edgecolor=plots.A, hatch="///", linewidth=0.8, label="mapped from files",
+            names,
+            [row["mapped_bytes"] / 1e6 for row in order],
+            left=[row["own_bytes"] / 1e6 for row in order],
+            color=plots.FILL,
+            edgecolor=plots.A,
+            hatch="///",
+            linewidth=0.8,
+            label="mapped from files",
         )
         for place, row in enumerate(order):
             axes.text(
-                (row["own_bytes"] + row["mapped_bytes"]) / 1e6, place, f" {row['peak_bytes'] / 1e6:,.0f}",
-                va="center", fontsize=8,
+                (row["own_bytes"] + row["mapped_bytes"]) / 1e6,
+                place,
+                f" {row['peak_bytes'] / 1e6:,.0f}",
+                va="center",
+                fontsize=8,
             )
         axes.set_xlabel("MB of memory at the peak (measured)" if not narrow else "MB at the peak (measured)")
         axes.margins(x=0.16)
@@ -250,7 +284,9 @@ def _measured(inputs: Inputs) -> tuple[Html, list[str]]:
         "<h3>Measured: a whole run of a Granite-size file</h3>"
         + paragraph(
             f"Random weights in the shapes of {model.name}, a prompt and two tokens on the CPU, each row a process "
-            "of its own. ", tag(said), " PyTorch alone is the floor under every row but llama.cpp's."
+            "of its own. ",
+            tag(said),
+            " PyTorch alone is the floor under every row but llama.cpp's.",
         )
         + plots.picture("memory", "Peak memory of a run, by where the experts are", text, draw, height=(3.2, 3.6))
     ), []

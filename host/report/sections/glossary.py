@@ -39,10 +39,13 @@ TERMS = {
 
 def section(inputs: Inputs) -> Section:
     entries = "".join(
-        f'<dt id="term-{esc(name)}">{esc(name)}</dt><dd>{esc(text)}</dd>' for name, text in sorted(TERMS.items(), key=lambda item: item[0].lower())
+        f'<dt id="term-{esc(name)}">{esc(name)}</dt><dd>{esc(text)}</dd>'
+        for name, text in sorted(TERMS.items(), key=lambda item: item[0].lower())
     )
     return Section(
-        "glossary", "Glossary", "What do the words mean?",
+        "glossary",
+        "Glossary",
+        "What do the words mean?",
         f"{len(TERMS)} words; wherever one is underlined with dots, pointing at it or moving there with the keyboard shows its meaning.",
         Html(f'<dl class="terms">{entries}</dl>'),
     )

@@ -18,7 +18,10 @@ def section(inputs: Inputs) -> Section:
     body = Html(
         paragraph(
             "Every figure of this page is in one of these files or calculated from them while the page is made. A row marked ",
-            Html("<b>fresh</b>"), " was measured after the last commit; ", command("make report FRESH=1"), " takes such rows in.",
+            Html("<b>fresh</b>"),
+            " was measured after the last commit; ",
+            command("make report FRESH=1"),
+            " takes such rows in.",
         )
         + table(
             "Inputs",
@@ -28,19 +31,32 @@ def section(inputs: Inputs) -> Section:
         )
     )
     rows = [
-        {"file": each.path, "problem": each.problem, "date": each.date, "commit": each.commit, "command": each.command,
-         "fresh": each.fresh}
+        {
+            "file": each.path,
+            "problem": each.problem,
+            "date": each.date,
+            "commit": each.commit,
+            "command": each.command,
+            "fresh": each.fresh,
+        }
         for each in every
     ]
     return Section(
-        "ledger", "Ledger", "From which files, commands and commits does this page come?", answer, body, {"inputs": rows},
+        "ledger",
+        "Ledger",
+        "From which files, commands and commits does this page come?",
+        answer,
+        body,
+        {"inputs": rows},
         [each.problem for each in bad if each.problem],
     )
 
 
 def _state(each: Input) -> Html:
     if each.problem:
-        return Html(f'<span class="verdict failure">{esc("absent" if "not there" in each.problem else "broken")}</span>')
+        return Html(
+            f'<span class="verdict failure">{esc("absent" if "not there" in each.problem else "broken")}</span>'
+        )
     if each.fresh:
         return Html("<b>fresh</b>")
     return esc("whole" if each.commit != NOT_COMMITTED else "whole, changed since the commit")

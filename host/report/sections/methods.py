@@ -10,8 +10,16 @@ EQUATIONS = (
     ("bytes of an expert", "3 × width × expert width / 256 × 210", "derived: three matrices"),
     ("union of independent tokens", "U(B) = E (1 − (1 − k/E)^B)", "derived: uniform, independent choices"),
     ("bytes of a layer", "210 n U(B); as tape 210 n E", "derived: n blocks an expert"),
-    ("cycles of a layer", "16 n P(B), as tape and 210/W n (E − U(B)), and what a token costs beside its blocks", "derived: all three counted"),
-    ("seconds of a layer", "max(bytes / (bandwidth × payload share), cycles / clock) + vectors + round trips", "derived: transfer and compute overlap"),
+    (
+        "cycles of a layer",
+        "16 n P(B), as tape and 210/W n (E − U(B)), and what a token costs beside its blocks",
+        "derived: all three counted",
+    ),
+    (
+        "seconds of a layer",
+        "max(bytes / (bandwidth × payload share), cycles / clock) + vectors + round trips",
+        "derived: transfer and compute overlap",
+    ),
     ("tokens a second", "B / (layers × seconds of a layer)", "derived: all B tokens count"),
     ("serial floor", "input path + all but the experts + context × KV a token", "derived: least memory"),
     ("KV a token", "layers × KV heads × (key + value length) × 2 B", "derived: F16"),
@@ -22,11 +30,18 @@ def section(inputs: Inputs) -> Section:
     counts = _tools(inputs)
     body = Html(
         "<h3>Marks</h3>"
-        + paragraph("Every figure carries one of these. In pictures, measured, counted and routed lines are whole, derived ones dashed, "
-                    "reported ones have hollow triangles, and the word stands in the legend.")
+        + paragraph(
+            "Every figure carries one of these. In pictures, measured, counted and routed lines are whole, derived ones dashed, "
+            "reported ones have hollow triangles, and the word stands in the legend."
+        )
         + table("", ["mark", "means"], [[tag(word), meaning] for word, (_, meaning) in MARKS.items()], words=2)
         + "<h3>Equations</h3>"
-        + table("", ["figure", "equation", ""], [[name, Html(f"<code>{esc(text)}</code>"), tag(said)] for name, text, said in EQUATIONS], words=3)
+        + table(
+            "",
+            ["figure", "equation", ""],
+            [[name, Html(f"<code>{esc(text)}</code>"), tag(said)] for name, text, said in EQUATIONS],
+            words=3,
+        )
         + "<h3>Measuring</h3>"
         + Html(
             "<ul>"
@@ -46,10 +61,16 @@ def section(inputs: Inputs) -> Section:
             [[name, command(text)] for name, (text, _) in KINDS.items()],
             words=2,
         )
-        + (table("Tools of the results, as each file says", ["tool", "version", "results"], counts, words=3) if counts else "")
+        + (
+            table("Tools of the results, as each file says", ["tool", "version", "results"], counts, words=3)
+            if counts
+            else ""
+        )
     )
     return Section(
-        "methods", "Methods", "How was each kind of figure got, and how do I get it again?",
+        "methods",
+        "Methods",
+        "How was each kind of figure got, and how do I get it again?",
         f"Each figure has one of {len(MARKS)} marks that says where it is from, and a command that makes it again; what is unknown is "
         "called unknown.",
         body,

@@ -89,7 +89,16 @@ def section(inputs: Inputs) -> Section:
             )
             + table(
                 "By model: counted from decode routes, mean over layers (least–most of a layer)",
-                ["model", "experts", "layers", "tokens", "most chosen tenth has", "never chosen", "reuse", "reuse if independent"],
+                [
+                    "model",
+                    "experts",
+                    "layers",
+                    "tokens",
+                    "most chosen tenth has",
+                    "never chosen",
+                    "reuse",
+                    "reuse if independent",
+                ],
                 [
                     [
                         row["model"],
@@ -109,19 +118,18 @@ def section(inputs: Inputs) -> Section:
     body = Html(
         body
         + paragraph(
-            term("reuse", "Reuse"), " is the share of a token's experts that the token before had in the same layer. "
+            term("reuse", "Reuse"),
+            " is the share of a token's experts that the token before had in the same layer. "
             "A few hundred tokens of one text are far too few to call an expert unused: they say what one request does, "
             "not what a model does. Granite 3.1 1B-A400M, a prompt's tokens, all layers together: the most chosen expert has ",
-            figure(f"{spread[0]:.2f} times", upstream["provenance"]), f" an even share, the least {spread[1]:.2f} times.",
+            figure(f"{spread[0]:.2f} times", upstream["provenance"]),
+            f" an even share, the least {spread[1]:.2f} times.",
         )
         + "<h3>Do tokens in company share experts?</h3>"
         + table(
             "Mean union of a layer's batch over what independent tokens would want: below 100 % they share more",
             ["source", *(f"B={batch}" for batch in BATCHES), ""],
-            [
-                [source.name, *(_ratio(source, batch) for batch in BATCHES), tag(source.provenance)]
-                for source in found
-            ],
+            [[source.name, *(_ratio(source, batch) for batch in BATCHES), tag(source.provenance)] for source in found],
         )
     )
     return Section(
@@ -197,7 +205,11 @@ def _draw_skew(fig: Any, made: list[dict[str, Any]], granite: NDArray[np.float64
         axes.plot(np.linspace(0, 100, len(y)), 100 * y, color=colour, label=f"{short(trace['model'])} (counted)")
     y = lorenz(granite[None, :])
     axes.plot(
-        np.linspace(0, 100, len(y)), 100 * y, color=plots.SERIES[3], linestyle="-.", label="Granite 1B, layers summed (reported)"
+        np.linspace(0, 100, len(y)),
+        100 * y,
+        color=plots.SERIES[3],
+        linestyle="-.",
+        label="Granite 1B, layers summed (reported)",
     )
     axes.set_xlabel("% of a layer's experts, most chosen first")
     axes.set_ylabel("% of its choices")

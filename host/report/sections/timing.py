@@ -54,7 +54,9 @@ def _cycles(inputs: Inputs) -> Part:
     rows = counted["rows"]
     size = counted["expert_blocks"]
     tape = next(row for row in rows if row["mode"] == "tape")
-    same = next(row for row in rows if (row["mode"], row["tokens"], row["lanes"]) == ("selected", tape["tokens"], tape["lanes"]))
+    same = next(
+        row for row in rows if (row["mode"], row["tokens"], row["lanes"]) == ("selected", tape["tokens"], tape["lanes"])
+    )
     drained = (tape["cycles"] - same["cycles"]) / (tape["blocks"] - same["blocks"])
 
     def draw(fig: Any, narrow: bool) -> None:
@@ -65,7 +67,11 @@ def _cycles(inputs: Inputs) -> Part:
             name = f"selected, {lanes} lane{'s' if lanes > 1 else ''}"
             plots.line(axes, x, [row["cycles"] / row["tokens"] / 1e3 for row in mine], "counted", name, color=colour)
         axes.plot(
-            [tape["tokens"]], [tape["cycles"] / tape["tokens"] / 1e3], "v", color=plots.C, markersize=8,
+            [tape["tokens"]],
+            [tape["cycles"] / tape["tokens"] / 1e3],
+            "v",
+            color=plots.C,
+            markersize=8,
             label=f"tape, {tape['lanes']} lane (counted)",
         )
         plots.powers(axes, sorted({row["tokens"] for row in rows}), "batch, tokens")
@@ -79,7 +85,9 @@ def _cycles(inputs: Inputs) -> Part:
         + paragraph(
             f"A layer of {GRANITE_1B.name}'s shapes in the simulated engine, fed as fast as it takes, everything included. ",
             tag(counted["provenance"]["cycles"]),
-            " With one ", term("lane"), ", every token takes its own pass over a block, so company saves bytes but no cycles; "
+            " With one ",
+            term("lane"),
+            ", every token takes its own pass over a block, so company saves bytes but no cycles; "
             "with four, tokens share a pass.",
         )
         + plots.picture(
@@ -94,10 +102,24 @@ def _cycles(inputs: Inputs) -> Part:
         )
         + table(
             "One layer (cycles and blocks counted; experts and passes derived from the routes)",
-            ["lanes", "batch", "mode", "experts fetched", "passes", "blocks moved", "cycles", "cycles a block and pass"],
+            [
+                "lanes",
+                "batch",
+                "mode",
+                "experts fetched",
+                "passes",
+                "blocks moved",
+                "cycles",
+                "cycles a block and pass",
+            ],
             [
                 [
-                    row["lanes"], row["tokens"], row["mode"], row["experts"], row["passes"], f"{row['blocks']:,}",
+                    row["lanes"],
+                    row["tokens"],
+                    row["mode"],
+                    row["experts"],
+                    row["passes"],
+                    f"{row['blocks']:,}",
                     f"{row['cycles']:,}",
                     f"{row['cycles'] / (row['passes'] * size):.3f}" if row["mode"] == "selected" else "",
                 ]
@@ -107,9 +129,13 @@ def _cycles(inputs: Inputs) -> Part:
         + paragraph(
             f"A whole token, {token['layers']} layers, {token['bytes_requested']:,} B: ",
             figure(f"{token['cycles']:,} cycles", token["provenance"]["cycles"]),
-            ", at ", figure(f"{token['clock_hz'] / 1e6:.1f} MHz", token["provenance"]["clock_hz"]),
-            " ", figure(f"{token['seconds'] * 1e3:.0f} ms", token["provenance"]["seconds"]),
-            ", if the link keeps up. A drained block of the tape takes ", figure(f"{drained:.2f} cycles", "derived: (tape - selected) / drained blocks, both counted"), ".",
+            ", at ",
+            figure(f"{token['clock_hz'] / 1e6:.1f} MHz", token["provenance"]["clock_hz"]),
+            " ",
+            figure(f"{token['seconds'] * 1e3:.0f} ms", token["provenance"]["seconds"]),
+            ", if the link keeps up. A drained block of the tape takes ",
+            figure(f"{drained:.2f} cycles", "derived: (tape - selected) / drained blocks, both counted"),
+            ".",
         )
     )
     sentence = f"A selected block takes {token['cycles_per_block']:.2f} cycles over a whole token and a drained one {drained:.2f}."
@@ -176,7 +202,11 @@ def _storage(inputs: Inputs) -> Part:
     """Speeds of this host's storage, and the time of a layer's experts from them."""
     storage = inputs.need("storage")
     speeds = [
-        {"mode": mode["mode"], "what": what, **{key: mode["speeds"][what][key] for key in ("median", "min", "max", "n")}}
+        {
+            "mode": mode["mode"],
+            "what": what,
+            **{key: mode["speeds"][what][key] for key in ("median", "min", "max", "n")},
+        }
         for mode in storage["modes"]
         for what in KINDS
     ]
@@ -202,7 +232,8 @@ def _storage(inputs: Inputs) -> Part:
         + paragraph(
             f"{storage['cpus']} cores, {storage['filesystem']['type']}, {storage['kernel'].split('-')[0]}, load "
             f"{storage['load']:.1f}; slices of {storage['slice_bytes'][0]:,} B in the engine's order. ",
-            tag(f"measured: {storage['unit']}; median (min-max) of n runs"), f" {storage['notes'][0]}.",
+            tag(f"measured: {storage['unit']}; median (min-max) of n runs"),
+            f" {storage['notes'][0]}.",
         )
         + table(
             "GB/s, median (min–max), n runs (measured)",
@@ -230,7 +261,8 @@ def _storage(inputs: Inputs) -> Part:
                 ["storage", "batch", "all experts", "union", "union over all"],
                 [
                     [
-                        mode["mode"], str(batch),
+                        mode["mode"],
+                        str(batch),
                         *(_range(_row(times, mode["mode"], batch, each)) for each in ("all experts", "union")),
                         f"{GRANITE.means[batch] / GRANITE_1B.experts:.0%}",
                     ]
@@ -256,7 +288,11 @@ def _ahead(inputs: Inputs) -> Part:
     """The double buffer of the host: does its thread pay?"""
     storage, upstream = inputs.need("storage"), inputs.upstream()["double_buffering"]
     rows = [
-        {"mode": mode["mode"], "taker": taker, **{key: mode["gain_of_reading_ahead"][taker][key] for key in ("median", "min", "max", "n")}}
+        {
+            "mode": mode["mode"],
+            "taker": taker,
+            **{key: mode["gain_of_reading_ahead"][taker][key] for key in ("median", "min", "max", "n")},
+        }
         for taker in TAKERS
         for mode in storage["modes"]
     ]
@@ -281,7 +317,11 @@ def _ahead(inputs: Inputs) -> Part:
         axes.axvline(0, color=plots.INK, linewidth=1)
         axes.set_yticks(ticks, names)
         axes.invert_yaxis()
-        axes.set_xlabel("% gained: median and min–max (measured)" if narrow else "% more bytes a second with a thread that reads ahead: median and min–max (measured)")
+        axes.set_xlabel(
+            "% gained: median and min–max (measured)"
+            if narrow
+            else "% more bytes a second with a thread that reads ahead: median and min–max (measured)"
+        )
         axes.grid(axis="x")
 
     gains = [row for row in rows if row["taker"] == "framing"]
@@ -333,7 +373,9 @@ def _sweep(inputs: Inputs) -> Part:
 
     def cycles(rate: int, latency: int, out: int) -> float:
         return next(
-            row["cycles_per_block"] for row in rows if (row["rate"], row["latency"], row["outstanding"]) == (rate, latency, out)
+            row["cycles_per_block"]
+            for row in rows
+            if (row["rate"], row["latency"], row["outstanding"]) == (rate, latency, out)
         )
 
     def draw(fig: Any, narrow: bool) -> None:
@@ -353,7 +395,8 @@ def _sweep(inputs: Inputs) -> Part:
         "<h3>Does the engine's asking ahead?</h3>"
         + paragraph(
             f"Four experts of {GRANITE_1B.name}'s shapes, one token; with two requests unanswered the next matrix is on its way while "
-            "one is used. ", tag(sweep["provenance"]),
+            "one is used. ",
+            tag(sweep["provenance"]),
             f" Most: {best[0]:.0%}, at {best[1]} B a cycle and {best[2]:,} cycles of latency. Without latency: {still:.1%}.",
         )
         + plots.picture(
@@ -374,7 +417,9 @@ def _sweep(inputs: Inputs) -> Part:
                 ["B a cycle", "latency", "1 out", "2 out", "4 out", "gain of 2"],
                 [
                     [
-                        str(rate), f"{la:,}", *(f"{cycles(rate, la, out):.2f}" for out in (1, 2, 4)),
+                        str(rate),
+                        f"{la:,}",
+                        *(f"{cycles(rate, la, out):.2f}" for out in (1, 2, 4)),
                         f"{cycles(rate, la, 1) / cycles(rate, la, 2) - 1:.1%}",
                     ]
                     for rate in rates
@@ -393,12 +438,17 @@ def _reported(inputs: Inputs) -> Part:
         "<h3>Beside it: another project's host</h3>"
         + paragraph(
             "sw-ml-study/emufpga computes experts in scalar Rust on its host; another machine and another kind of figure, so no ratio is "
-            "taken. Ours on this host: ", Html('<a href="#agents">agents</a>. '), tag(upstream["provenance"]),
+            "taken. Ours on this host: ",
+            Html('<a href="#agents">agents</a>. '),
+            tag(upstream["provenance"]),
         )
         + table(
             "Tokens/s, median (min–max) of 7 runs (reported)",
             ["schedule", "batch", "tokens/s"],
-            [[esc(row["schedule"]), str(row["batch"]), f"{row['median']} ({row['min']}–{row['max']})"] for row in upstream["rows"]],
+            [
+                [esc(row["schedule"]), str(row["batch"]), f"{row['median']} ({row['min']}–{row['max']})"]
+                for row in upstream["rows"]
+            ],
             words=2,
         )
     )
