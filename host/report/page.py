@@ -14,7 +14,7 @@ STATIC = Path(__file__).with_name("static")
 MARKS: Mapping[str, tuple[str, str]] = {
     "measured": ("●", "taken from a clock or a meter on a machine that is named"),
     "counted": ("#", "an exact count: cycles of the simulated hardware, bytes of a file, experts of a trace"),
-    "routed": ("⌗", "from a placed and routed design, by the tool's own timing analysis"),
+    "routed": ("◆", "from a placed and routed design, by the tool's own timing analysis"),
     "datasheet": ("▤", "from a vendor's data sheet"),
     "reported": ("❝", "published by somebody else, who is named"),
     "derived": ("=", "calculated from other figures; the equation is given"),

@@ -14,24 +14,15 @@ GRANITE = MODELS["granite-1b"]
 
 def first_screen(inputs: Inputs, sections: Sequence[Section]) -> str:
     """Four cards; a point whose input is missing says so."""
-    there = {section.id for section in sections}
-    cards = (
-        ("is", "What it is", _is, ("pipeline", "methods")),
-        ("works", "Does it work?", _works, ("scorecard", "accuracy")),
-        ("wins", "When it wins", _wins, ("capacity", "bytes_by_batch")),
-        ("loses", "When it loses", _loses, ("roofline", "agents")),
-    )
     titles = {section.id: section.title for section in sections}
     made = []
-    for name, title, points, links in cards:
+    for name, title, points, links in CARDS:
         items = "".join(f"<li>{_point(point, inputs)}</li>" for point in points)
-        more = " · ".join(f'<a href="#{link}">{esc(titles[link])}</a>' for link in links if link in there)
-        made.append(f'<div class="card {name}"><h2>{title}</h2><ul>{items}</ul><p class="more">{more}</p></div>')
+        more = " · ".join(f'<a href="#{link}">{esc(titles[link])}</a>' for link in links if link in titles)
+        made.append(f'<div class="card {name}"><h2>{title}</h2><span class="more">{more}</span><ul>{items}</ul></div>')
     return (
         "<h1>Mixture-of-experts models that do not fit your GPU, through an FPGA</h1>"
-        '<p class="lead">Most bytes of such a model are experts, of which a token needs few. emufpga leaves them on cheap storage and '
-        "streams those that are needed, as the model file has them, through hardware that decodes and multiplies on the way. "
-        "Attention and KV cache stay on a small GPU.</p>"
+        f'<div class="card is"><h2>What it is</h2><p>{_point(_what, inputs)}</p></div>'
         f'<div class="cards">{"".join(made)}</div>'
     )
 
@@ -43,21 +34,15 @@ def _point(point: Callable[[Inputs], Html], inputs: Inputs) -> Html:
         return Html(f"{esc(error)} {tag('unknown')}")
 
 
-def _share(inputs: Inputs) -> Html:
+def _what(inputs: Inputs) -> Html:
     size = capacity.sizes("granite-1b", inputs.upstream()["granite_file_bytes"]["value"])
     used, share = GRANITE.used / GRANITE.experts, size["expert_share"]
+    counted = "counted: bytes of expert tensors / bytes of the published file"
     return Html(
-        f"Of {GRANITE.name}, experts are {figure(f'{share:.0%}', 'counted: bytes of expert tensors / bytes of the published file')}"
-        f" of the file; a token uses {figure(f'{used:.0%}', 'derived: experts a token / experts')} of them."
-    )
-
-
-def _bits(inputs: Inputs) -> Html:
-    token = inputs.need("token")
-    cycles = token["cycles_per_block"]
-    return Html(
-        f"Hardware in Python (Amaranth), simulated as Verilog: {figure(f'{cycles:.1f} cycles', token['provenance']['cycles'])}"
-        " for 256 weights."
+        f"Most of such a model is experts, {figure(f'{share:.0%}', counted)} of {GRANITE.name}, and a token uses few of them: "
+        f"{figure(f'{used:.0%}', 'derived: experts a token / experts')}. emufpga leaves them on cheap storage and streams the ones "
+        "that are needed, as the model file has them, through FPGA hardware that decodes and multiplies on the way. Attention "
+        "and KV cache stay on a small GPU."
     )
 
 
@@ -92,15 +77,13 @@ def _score(inputs: Inputs) -> Html:
 
 def _not_yet(inputs: Inputs) -> Html:
     found = {result.claim.id: result for result in scorecard.results(inputs)}
-    names = [
-        name
-        for name, words in (("board", "on a board"), ("gpu", "beside a GPU"), ("power", "with a power meter"))
-        if found[name].verdict == scorecard.UNKNOWN
-    ]
     words = {"board": "on a board", "gpu": "beside a GPU", "power": "with a power meter"}
+    names = [name for name in words if found[name].verdict == scorecard.UNKNOWN]
     if not names:
         return Html("It has run on a board, beside a GPU.")
-    return Html(f"<b>Not yet run</b> {esc(' or '.join(words[name] for name in names))} {tag('unknown')}.")
+    *some, last = (words[name] for name in names)
+    text = f"{', '.join(some)} or {last}" if some else last
+    return Html(f"<b>Not yet run</b> {text} {tag('unknown')}.")
 
 
 def _fits(inputs: Inputs) -> Html:
@@ -173,7 +156,9 @@ def _wall(inputs: Inputs) -> Html:
     )
 
 
-_is = (_share, _bits, _clock)
-_works = (_simulated, _score, _not_yet)
-_wins = (_fits, _company, _memory)
-_loses = (_link, _resident, _wall)
+CARDS = (
+    ("works", "Does it work?", (_simulated, _clock, _score, _not_yet), ("scorecard", "accuracy")),
+    ("wins", "When it wins", (_fits, _company, _memory), ("capacity", "bytes_by_batch")),
+    ("loses", "When it loses", (_link, _resident, _wall), ("roofline", "agents")),
+)
+"""Each card: its class, title, points, and the sections that say more."""

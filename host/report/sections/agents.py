@@ -10,6 +10,7 @@ from host.report.inputs import InputError, Inputs
 from host.report.page import Html, Section, details, esc, paragraph, table, tag, term
 
 AXES = {"wall": "this machine's clock (measured)", "modelled": "the board's clock (derived)"}
+CLOCKS = {"wall": "here, measured", "modelled": "board's, derived"}
 METRICS: dict[str, tuple[str, float, str]] = {
     "tasks_per_hour": ("right tasks/hour", 1, ""),
     "tokens_per_second": ("tokens/s", 1, ""),
@@ -212,7 +213,7 @@ def _chooser(name: str, report: dict[str, Any], metric: str) -> Html:
     for key in _series(report):
         mine = {row["n"]: row for row in report["rows"] if (row["axis"], row["placement"], row["home"]) == key}
         rows.append(
-            [_named(report, *key), AXES[key[0]], *(_cell(mine[n][metric], METRICS[metric][1]) for n in report["slots"])]
+            [_named(report, *key), CLOCKS[key[0]], *(_cell(mine[n][metric], METRICS[metric][1]) for n in report["slots"])]
         )
     return Html(
         f"<div class='agents' data-workload='{esc(name)}' data-scales='{esc(scales)}'>"

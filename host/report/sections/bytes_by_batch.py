@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
 from host.model_file import ModelFile, ModelFileError
 from host.report import plots
 from host.report.inputs import InputError, Inputs
@@ -234,14 +237,12 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
             [source.experts * size / each for each in batches],
             color=plots.B,
             linestyle=":",
-            label="all experts, derived",
         )
         panel.plot(
             batches,
             [independent(source.experts, source.used, each) * size / each for each in batches],
             color=plots.SOFT,
             linestyle="--",
-            label="independent, derived",
         )
         word = source.provenance.split(":")[0]
         x = [union.batch for union in source.unions]
@@ -250,7 +251,7 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
             x,
             [union.mean * size / union.batch for union in source.unions],
             color=plots.A,
-            label=f"union, {word}",
+            
             **style,
         )
         spread = [union for union in source.unions if union.least is not None and union.most is not None]
@@ -261,7 +262,6 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
                 [(union.most or 0) * size / union.batch for union in spread],
                 color=plots.FILL,
                 linewidth=0,
-                label="min–max",
             )
         plots.powers(panel, batches, "batch, tokens")
         panel.set_yscale("log")
@@ -271,8 +271,19 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
         panel.set_title(
             "\n".join(textwrap.wrap(f"{source.name}: {source.used} of {source.experts}", 27 if not narrow else 44))
         )
-        panel.legend(fontsize=7, loc="lower left")
         panel.set_ylabel("MB a layer and token")
+    lines = {"all experts (derived)": (plots.B, ":", ""), "independent (derived)": (plots.SOFT, "--", "")}
+    lines |= {"union (counted)": (plots.A, "-", "s"), "union (reported)": (plots.A, "-", "^")}
+    handles = [
+        Line2D([], [], color=colour, linestyle=style, marker=marker, label=name, fillstyle="none" if marker == "^" else "full")
+        for name, (colour, style, marker) in lines.items()
+    ]
+    figure.legend(
+        handles=[*handles, Patch(color=plots.FILL, label="union, min–max")],
+        loc="outside upper left" if narrow else "lower right",
+        **({} if narrow else {"bbox_to_anchor": (0.97, 0.12)}),
+        fontsize=8,
+    )
 
 
 def _engine(inputs: Inputs, missing: list[str]) -> Html:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.report.inputs import InputError, Inputs
-from host.report.page import Html, Section, command, esc, paragraph, table, tag
+from host.report.page import Html, Section, command, esc, paragraph, tag
 from host.report.sections import capacity
 from host.report.sections.bytes_by_batch import sources
 from host.routing import independent
@@ -478,29 +478,10 @@ def section(inputs: Inputs) -> Section:
     body = Html(
         paragraph(
             "The rule of each claim is in the source beside the code that checks it; what is neither success nor failure is mixed. "
-            "A claim whose input is missing is unknown, whatever it was before. Where the rule is marked ",
-            Html("<b>before</b>"),
-            ", it was written down before the first run that it judges; where ",
-            Html("<b>after</b>"),
-            ", with this page, when figures were known: read those with that in mind.",
+            "A claim whose input is missing is unknown, whatever it was before. Each says whether its rule was written "
+            "down before the first run that it judges, or with this page, when figures were known.",
         )
-        + table(
-            "Claims",
-            ["claim", "verdict", "figure", "success if", "failure if", "rule", "get it again"],
-            [
-                [
-                    Html(f'<span id="claim-{result.claim.id}">{esc(result.claim.claim)}</span>'),
-                    verdict(result.verdict),
-                    Html(f"{esc(result.figure)} {tag(result.provenance)}"),
-                    result.claim.success,
-                    result.claim.failure,
-                    "before" if result.claim.before else "after",
-                    command(result.claim.command),
-                ]
-                for result in found
-            ],
-            words=7,
-        ).replace('class="scroll"', 'class="scroll claims"')
+        + Html(f'<ol class="claims">{"".join(map(_shown, found))}</ol>')
     )
     return Section(
         "scorecard",
@@ -509,6 +490,17 @@ def section(inputs: Inputs) -> Section:
         f"Of {len(found)} claims {count[SUCCESS]} hold, {count[MIXED]} are mixed, {count[FAILURE]} fail and {count[UNKNOWN]} are unknown.",
         body,
         {"claims": rows},
+    )
+
+
+def _shown(result: Result) -> str:
+    claim = result.claim
+    rule = "written before the first run that it judges" if claim.before else "written with this page, when figures were known"
+    return (
+        f'<li id="claim-{claim.id}">{verdict(result.verdict)}<div><p class="claim">{esc(claim.claim)}</p>'
+        f"<p>{esc(result.figure)} {tag(result.provenance)}</p><details><summary>Rule and command</summary><dl>"
+        f"<dt>success</dt><dd>{esc(claim.success)}</dd><dt>failure</dt><dd>{esc(claim.failure)}</dd><dt>mixed</dt><dd>neither</dd>"
+        f"<dt>rule</dt><dd>{rule}</dd><dt>get it again</dt><dd>{command(claim.command)}</dd></dl></details></div></li>"
     )
 
 

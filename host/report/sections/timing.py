@@ -125,6 +125,7 @@ def _cycles(inputs: Inputs) -> Part:
                 ]
                 for row in rows
             ],
+            words=3,
         )
         + paragraph(
             f"A whole token, {token['layers']} layers, {token['bytes_requested']:,} B: ",
@@ -346,18 +347,19 @@ def _ahead(inputs: Inputs) -> Part:
             height=(3.2, 3.6),
         )
         + table(
-            "Gain of reading ahead, median (min–max) (measured)",
-            ["taker", *(mode["mode"] for mode in storage["modes"])],
+            "Gain of reading ahead, median (min–max), n runs (measured)",
+            ["read", *TAKERS.values()],
             [
                 [
-                    name,
+                    mode["mode"],
                     *(
-                        f"{row['median']:+.1%} ({row['min']:+.1%} to {row['max']:+.1%}), n={row['n']}"
+                        f"{row['median']:+.1%} ({row['min']:+.1%} to {row['max']:+.1%}), {row['n']}"
+                        for taker in TAKERS
                         for row in rows
-                        if row["taker"] == taker
+                        if (row["taker"], row["mode"]) == (taker, mode["mode"])
                     ),
                 ]
-                for taker, name in TAKERS.items()
+                for mode in storage["modes"]
             ],
         )
     )
