@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,7 +45,7 @@ def count(path: Path) -> dict[str, Any]:
         places = list(tokens)
         shared = [
             len(tokens[now] & tokens[before]) / len(tokens[now])
-            for before, now in zip(places, places[1:], strict=False)
+            for before, now in pairwise(places)
             if before[0] == now[0]
         ]
         reuse.append(round(fmean(shared), 6) if shared else None)

@@ -53,7 +53,7 @@ def esc(text: object) -> Html:
 
 
 def kind(provenance: str) -> str:
-    """The word of ``counted: by the engine``, or of ``a board with P, routed: by T``; ``ValueError`` where it has none."""
+    """The word of ``counted: by the engine``, or of ``a board, routed: by T``; ``ValueError`` where it has none."""
     found = re.match(rf"({'|'.join(MARKS)})\b", provenance) or re.search(rf"\b({'|'.join(MARKS)}):", provenance)
     if found is None:
         raise ValueError(f"{provenance!r} says none of {', '.join(MARKS)}")

@@ -39,9 +39,12 @@ def _what(inputs: Inputs) -> Html:
     used, share = GRANITE.used / GRANITE.experts, size["expert_share"]
     counted = "counted: bytes of expert tensors / bytes of the published file"
     return Html(
-        f"Most of such a model is experts, {figure(f'{share:.0%}', counted)} of {GRANITE.name}, and a token uses few of them: "
-        f"{figure(f'{used:.0%}', 'derived: experts a token / experts')}. emufpga leaves them on cheap storage and streams the ones "
-        "that are needed, as the model file has them, through FPGA hardware that decodes and multiplies on the way. Attention "
+        f"Most of such a model is experts, {figure(f'{share:.0%}', counted)} of {GRANITE.name}, and a token uses few "
+        "of them: "
+        f"{figure(f'{used:.0%}', 'derived: experts a token / experts')}. emufpga leaves them on cheap storage and "
+        "streams the ones "
+        "that are needed, as the model file has them, through FPGA hardware that decodes and multiplies on the way. "
+        "Attention "
         "and KV cache stay on a small GPU."
     )
 
@@ -64,8 +67,10 @@ def _simulated(inputs: Inputs) -> Html:
     same = token["bit_exact"] and suite["same_logit_bits"]
     right, tasks = min(row["right"] for row in suite["rows"].values()), suite["tasks"]
     return Html(
-        f"<b>{'Yes, in simulation' if same else 'No'}</b>: {token['outputs']:,} outputs of {token['layers']} Granite-size layers "
-        f"{'equal' if same else 'differ from'} the golden model bit for bit; {figure(f'{right}/{tasks}', suite['provenance']['right'])} tasks right."
+        f"<b>{'Yes, in simulation' if same else 'No'}</b>: {token['outputs']:,} outputs of {token['layers']} "
+        "Granite-size layers "
+        f"{'equal' if same else 'differ from'} the golden model bit for bit; "
+        f"{figure(f'{right}/{tasks}', suite['provenance']['right'])} tasks right."
     )
 
 
@@ -102,8 +107,10 @@ def _company(inputs: Inputs) -> Html:
     trace = next(each for each in inputs.need("routing")["traces"] if each["model"].startswith("Qwen3"))
     row = max((each for each in trace["rows"] if each["batch"] <= 8), key=lambda each: each["batch"])
     saved = 1 - row["mean"] / (row["batch"] * trace["experts_used"])
+    said = "derived: 1 - union / (batch x k), union " + inputs.need("routing")["provenance"]
     return Html(
-        f"<b>Tokens in company share.</b> {row['batch']} tokens of one text fetch {figure(f'{saved:.0%} less', 'derived: 1 - union / (batch x k), union ' + inputs.need('routing')['provenance'])} each."
+        f"<b>Tokens in company share.</b> {row['batch']} tokens of one text fetch "
+        f"{figure(f'{saved:.0%} less', said)} each."
     )
 
 
@@ -111,7 +118,8 @@ def _memory(inputs: Inputs) -> Html:
     rows = inputs.need("capacity")["rows"]
     ours, theirs = rows["selected"]["memory"]["peak"], rows["llama.cpp, read"]["memory"]["peak"]
     return Html(
-        f"A Granite-size run peaked at {figure(f'{ours / 1e6:,.0f} MB', inputs.need('capacity')['provenance']['memory'])}, "
+        "A Granite-size run peaked at "
+        f"{figure(f'{ours / 1e6:,.0f} MB', inputs.need('capacity')['provenance']['memory'])}, "
         f"llama.cpp's at {theirs / 1e6:,.0f} MB."
     )
 
@@ -151,7 +159,8 @@ def _wall(inputs: Inputs) -> Html:
     size = capacity.sizes("granite-1b", inputs.upstream()["granite_file_bytes"]["value"])
     wall = -(-size["file"] // size["kv_token"])
     return Html(
-        f"<b>Long contexts of small models.</b> Past {figure(f'{wall:,} tokens', 'derived: bytes of the file / KV a token')} "
+        "<b>Long contexts of small models.</b> Past "
+        f"{figure(f'{wall:,} tokens', 'derived: bytes of the file / KV a token')} "
         "Granite's KV cache outweighs its file."
     )
 

@@ -80,8 +80,10 @@ def _ours(inputs: Inputs) -> Part:
 
     html = Html(
         paragraph(
-            f"A {report['width']:,} × {report['rows']} Q6_K matrix times vectors with ever heavier tails, mean of {report['seeds']} "
-            "seeded matrices. What differs is how activations are held: 16 bits with an exponent a block here, 8 bits with a scale "
+            f"A {report['width']:,} × {report['rows']} Q6_K matrix times vectors with ever heavier tails, mean of "
+            f"{report['seeds']} "
+            "seeded matrices. What differs is how activations are held: 16 bits with an exponent a block here, 8 "
+            "bits with a scale "
             "in llama.cpp's ",
             term("Q8_K"),
             ". ",
@@ -109,7 +111,8 @@ def _ours(inputs: Inputs) -> Part:
         )
     )
     sentence = (
-        f"A product's error is {min(row['int16_blocks'] for row in rows):.1e} to {max(row['int16_blocks'] for row in rows):.1e} of its "
+        f"A product's error is {min(row['int16_blocks'] for row in rows):.1e} to "
+        f"{max(row['int16_blocks'] for row in rows):.1e} of its "
         f"size, {min(ratios):.0f} to {max(ratios):.0f} times less than with llama.cpp's 8-bit activations."
     )
     return html, {"products": rows}, sentence
@@ -189,8 +192,8 @@ def _hls4ml(inputs: Inputs) -> Part:
             f"Expert 0 of the tiny model's first layer, {whole} × {whole}, all of hls4ml's weights on the chip. "
             "Its types are for one layer and all inputs; ours has an exponent a block. ",
             tag(errors["provenance"]),
-            f" What {errors['versions'].get('hls4ml', 'this release')} of hls4ml cannot do without a vendor's tool is unknown"
-            + (f" ({refused})." if refused else "."),
+            f" What {errors['versions'].get('hls4ml', 'this release')} of hls4ml cannot do without a vendor's tool "
+            "is unknown" + (f" ({refused})." if refused else "."),
         )
         + plots.picture(
             "hls4ml-error",
@@ -218,7 +221,8 @@ def _hls4ml(inputs: Inputs) -> Part:
         )
     )
     sentence = (
-        f"hls4ml's default types leave {worst['relative_rms_error']:.0%} of a {whole} × {whole} expert's size as error; its best "
+        f"hls4ml's default types leave {worst['relative_rms_error']:.0%} of a {whole} × {whole} expert's size as "
+        "error; its best "
         f"{best['relative_rms_error']:.1e}, this engine {golden[whole]:.1e}."
     )
     return html, {"hls4ml": rows}, sentence

@@ -85,7 +85,8 @@ def _answer(workloads: dict[str, Any]) -> str:
         if min(right) == suite["tasks"]
         else f"Right answers: {min(right):g} to {max(right):g} of {suite['tasks']}, by placement"
     )
-    text += f"; weights in RAM are fast: {wall['placement']}, {n} at a time, {wall['tasks_per_hour']['value']:,.0f} tasks an hour. "
+    fast = wall["tasks_per_hour"]["value"]
+    text += f"; weights in RAM are fast: {wall['placement']}, {n} at a time, {fast:,.0f} tasks an hour. "
     if own:
         text += f"Over the board's own {own['home']} the model gives {own['tasks_per_hour']['value']:,.0f}"
         if other:
@@ -94,7 +95,8 @@ def _answer(workloads: dict[str, Any]) -> str:
         alone = next(
             row for row in rows if (row["placement"], row["n"], row["home"]) == ("selected", first, own["home"])
         )
-        text += f"; {n} at a time bring {own['tasks_per_hour']['value'] / alone['tasks_per_hour']['value']:.2f} times one at a time there."
+        gain = own["tasks_per_hour"]["value"] / alone["tasks_per_hour"]["value"]
+        text += f"; {n} at a time bring {gain:.2f} times one at a time there."
     return text
 
 
@@ -124,10 +126,9 @@ def _workload(name: str, report: dict[str, Any]) -> Html:
     return Html(
         f"<h3>{esc(title[0].upper() + title[1:])}</h3>"
         + paragraph(
-            f"{report['model']}; {report['tasks']} requests, {report['runs']} runs; {report['cpu']}, {report['threads']} thread, "
-            f"load {load['value']:.1f} ({load['min']:.1f}–{load['max']:.1f}): the machine was busy with other work. "
-            if load["value"] and load["value"] > 1
-            else f"{report['model']}; {report['tasks']} requests, {report['runs']} runs; {report['cpu']}, {report['threads']} thread. ",
+            f"{report['model']}; {report['tasks']} requests, {report['runs']} runs; {report['cpu']}, {report['threads']} "
+            f"thread, load {load['value']:.1f} ({load['min']:.1f}–{load['max']:.1f})",
+            ": the machine was busy with other work. " if load["value"] > 1 else ". ",
             f"Board {report['board']} at {report['clock']['value'] / 1e6:.1f} MHz ",
             tag(report["clock"]["provenance"]),
             ".",
@@ -213,7 +214,11 @@ def _chooser(name: str, report: dict[str, Any], metric: str) -> Html:
     for key in _series(report):
         mine = {row["n"]: row for row in report["rows"] if (row["axis"], row["placement"], row["home"]) == key}
         rows.append(
-            [_named(report, *key), CLOCKS[key[0]], *(_cell(mine[n][metric], METRICS[metric][1]) for n in report["slots"])]
+            [
+                _named(report, *key),
+                CLOCKS[key[0]],
+                *(_cell(mine[n][metric], METRICS[metric][1]) for n in report["slots"]),
+            ]
         )
     return Html(
         f"<div class='agents' data-workload='{esc(name)}' data-scales='{esc(scales)}'>"

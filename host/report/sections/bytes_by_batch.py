@@ -141,7 +141,8 @@ def section(inputs: Inputs) -> Section:
         )
         + plots.picture(
             "bytes",
-            "Expert bytes of one layer, a token, by batch: all experts, the union that was seen, the independent formula",
+            "Expert bytes of one layer, a token, by batch: all experts, the union that was seen, the independent "
+            "formula",
             _describe(found),
             lambda figure, narrow: _draw(figure, narrow, found),
             height=(5.4, 11.5),
@@ -204,7 +205,8 @@ def _answer(found: list[Source]) -> str:
         and source.unions[-1].mean < independent(source.experts, source.used, source.unions[-1].batch)
     ]
     return (
-        f"Alone, a token of {first.name} needs {alone.mean * first.expert_bytes / 1e6:.1f} MB a layer: {every:.0%} less than "
+        f"Alone, a token of {first.name} needs {alone.mean * first.expert_bytes / 1e6:.1f} MB a layer: {every:.0%} "
+        "less than "
         f"streaming all experts; {last.batch} tokens together pay {saved:.0%} less each. In {len(below)} of "
         f"{len(shared)} sources with batches of 8 or more, real tokens share more than independent ones would."
     )
@@ -219,10 +221,14 @@ def _describe(found: list[Source]) -> str:
     for source in found:
         first, last = source.unions[0], source.unions[-1]
         parts.append(
-            f"{source.name}, {source.used} of {source.experts} experts: {first.mean:g} experts at batch 1, {last.mean:.1f} at "
-            f"batch {last.batch} ({independent(source.experts, source.used, last.batch):.1f} if independent); a token costs "
-            f"{first.mean * source.expert_bytes / 1e6:.1f} MB a layer alone, {last.mean * source.expert_bytes / last.batch / 1e6:.1f} "
-            f"MB at batch {last.batch}, and {source.experts * source.expert_bytes / last.batch / 1e6:.1f} MB there if all experts pass"
+            f"{source.name}, {source.used} of {source.experts} experts: {first.mean:g} experts at batch 1, "
+            f"{last.mean:.1f} at "
+            f"batch {last.batch} ({independent(source.experts, source.used, last.batch):.1f} if independent); a "
+            "token costs "
+            f"{first.mean * source.expert_bytes / 1e6:.1f} MB a layer alone, "
+            f"{last.mean * source.expert_bytes / last.batch / 1e6:.1f} "
+            f"MB at batch {last.batch}, and {source.experts * source.expert_bytes / last.batch / 1e6:.1f} MB there "
+            "if all experts pass"
         )
     return ". ".join(parts) + "."
 
@@ -251,7 +257,6 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
             x,
             [union.mean * size / union.batch for union in source.unions],
             color=plots.A,
-            
             **style,
         )
         spread = [union for union in source.unions if union.least is not None and union.most is not None]
@@ -269,13 +274,21 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
         panel.minorticks_off()
         panel.grid(axis="y")
         panel.set_title(
-            "\n".join(textwrap.wrap(f"{source.name}: {source.used} of {source.experts}", 27 if not narrow else 44))
+            "\n".join(textwrap.wrap(f"{source.name}: {source.used} of {source.experts}", 38 if narrow else 25))
         )
         panel.set_ylabel("MB a layer and token")
     lines = {"all experts (derived)": (plots.B, ":", ""), "independent (derived)": (plots.SOFT, "--", "")}
     lines |= {"union (counted)": (plots.A, "-", "s"), "union (reported)": (plots.A, "-", "^")}
     handles = [
-        Line2D([], [], color=colour, linestyle=style, marker=marker, label=name, fillstyle="none" if marker == "^" else "full")
+        Line2D(
+            [],
+            [],
+            color=colour,
+            linestyle=style,
+            marker=marker,
+            label=name,
+            fillstyle="none" if marker == "^" else "full",
+        )
         for name, (colour, style, marker) in lines.items()
     ]
     figure.legend(
@@ -297,7 +310,8 @@ def _engine(inputs: Inputs, missing: list[str]) -> Html:
     return Html(
         "<h3>Does the hardware fetch the union, no more?</h3>"
         + paragraph(
-            f"Layer {replay['layer']} of {short(replay['model'])} through the simulated engine, first tokens of the trace: "
+            f"Layer {replay['layer']} of {short(replay['model'])} through the simulated engine, first tokens of the "
+            "trace: "
             f"bytes asked for make unions that are {equal}. ",
             tag(replay["provenance"]["union_engine"]),
         )

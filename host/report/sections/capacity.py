@@ -83,7 +83,8 @@ def section(inputs: Inputs) -> Section:
     context = longest(qwen, fits[0] * 10**9, "serial") if fits else 0
     answer = (
         f"{qwen['name']} needs {_gb(qwen['file'])} with all experts resident, more than any memory here of up to "
-        f"{max(short)} GB; without them {fits[0]} GB hold the rest and a context of {context:,} tokens, activations aside. "
+        f"{max(short)} GB; without them {fits[0]} GB hold the rest and a context of {context:,} tokens, activations "
+        "aside. "
         f"For {granite['name']} the KV cache outgrows the whole file at {wall:,} tokens: from there on, moving weights "
         "away saves less than half of what is needed."
         if fits and short

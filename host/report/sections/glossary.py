@@ -6,19 +6,24 @@ from host.report.inputs import Inputs
 from host.report.page import Html, Section, esc
 
 TERMS = {
-    "activation": "What a layer computes for a token and hands on: a vector of numbers. It changes with every token; weights do not.",
+    "activation": "What a layer computes for a token and hands on: a vector of numbers. It changes with every "
+    "token; weights do not.",
     "back-pressure": "A later stage has no room, so an earlier one waits.",
     "batch": "Tokens that pass a layer together, B of them; here usually one of each of B requests.",
     "block": "256 weights of Q6_K in 210 bytes, the smallest piece that can be decoded.",
     "drain": "Let a block pass unused: the tape moves all experts, and those that no token wants are drained.",
-    "expert": "One of several feed-forward networks of a layer (here three matrices); a router picks a few for every token.",
+    "expert": "One of several feed-forward networks of a layer (here three matrices); a router picks a few "
+    "for every token.",
     "golden model": "The arithmetic in NumPy, written from its definitions; hardware must equal it bit for bit.",
     "home": "Where a board's experts lie: behind a link from the host, or in a memory on the board.",
-    "KV cache": "Keys and values of all tokens so far, which attention reads again for each new one; it grows with the context.",
-    "lane": "Hardware that multiplies for one token: 16 multipliers. More lanes let more tokens share one pass over a block.",
+    "KV cache": "Keys and values of all tokens so far, which attention reads again for each new one; it grows "
+    "with the context.",
+    "lane": "Hardware that multiplies for one token: 16 multipliers. More lanes let more tokens share one "
+    "pass over a block.",
     "ledger": "An account of every byte: what was asked for must equal what was read, sent and used.",
     "MAC": "Multiply and accumulate: one product added to a sum.",
-    "mixture of experts": "A model whose layers have many experts and use a few of them for each token, so that most of its bytes are idle most of the time.",
+    "mixture of experts": "A model whose layers have many experts and use a few of them for each token, so that most of "
+    "its bytes are idle most of the time.",
     "pass": "One expert's blocks through the multipliers for one group of token lanes.",
     "payload share": "The part of a link's bytes that is weights; the rest is framing.",
     "Q6_K": "GGML's format of 6-bit weights: 210 bytes a block of 256, 6.5625 bits a weight.",
@@ -46,6 +51,7 @@ def section(inputs: Inputs) -> Section:
         "glossary",
         "Glossary",
         "What do the words mean?",
-        f"{len(TERMS)} words; wherever one is underlined with dots, pointing at it or moving there with the keyboard shows its meaning.",
+        f"{len(TERMS)} words; wherever one is underlined with dots, pointing at it or moving there with the keyboard "
+        "shows its meaning.",
         Html(f'<dl class="terms">{entries}</dl>'),
     )

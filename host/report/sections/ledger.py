@@ -17,7 +17,8 @@ def section(inputs: Inputs) -> Section:
     )
     body = Html(
         paragraph(
-            "Every figure of this page is in one of these files or calculated from them while the page is made. A row marked ",
+            "Every figure of this page is in one of these files or calculated from them while the page is made. A "
+            "row marked ",
             Html("<b>fresh</b>"),
             " was measured after the last commit; ",
             command("make report FRESH=1"),

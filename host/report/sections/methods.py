@@ -31,7 +31,8 @@ def section(inputs: Inputs) -> Section:
     body = Html(
         "<h3>Marks</h3>"
         + paragraph(
-            "Every figure carries one of these. In pictures, measured, counted and routed lines are whole, derived ones dashed, "
+            "Every figure carries one of these. In pictures, measured, counted and routed lines are whole, derived "
+            "ones dashed, "
             "reported ones have hollow triangles, and the word stands in the legend."
         )
         + table("", ["mark", "means"], [[tag(word), meaning] for word, (_, meaning) in MARKS.items()], words=2)
@@ -45,11 +46,15 @@ def section(inputs: Inputs) -> Section:
         + "<h3>Measuring</h3>"
         + Html(
             "<ul>"
-            "<li>A measured figure is a median of n runs, with the least and the most. Runs of what is compared take turns, so that all meet "
+            "<li>A measured figure is a median of n runs, with the least and the most. Runs of what is compared take "
+            "turns, so that all meet "
             "the machine in the same state.</li>"
-            "<li>Load of the machine stands beside what was measured. Nothing was measured on a board, and no GPU was at hand.</li>"
-            "<li>Cycles are those of the Verilog that is synthesised, in Verilator, with every output compared with the NumPy golden model.</li>"
-            "<li>A routed clock is the worst of its seeds, no more than the data sheet's limit of the primitives used.</li>"
+            "<li>Load of the machine stands beside what was measured. Nothing was measured on a board, and no GPU "
+            "was at hand.</li>"
+            "<li>Cycles are those of the Verilog that is synthesised, in Verilator, with every output compared with "
+            "the NumPy golden model.</li>"
+            "<li>A routed clock is the worst of its seeds, no more than the data sheet's limit of the primitives "
+            "used.</li>"
             "<li>Power is unknown: there is no open estimator for these parts, and it is not guessed.</li>"
             "<li>A page made twice from one commit is the same, byte for byte.</li>"
             "</ul>"
@@ -71,7 +76,8 @@ def section(inputs: Inputs) -> Section:
         "methods",
         "Methods",
         "How was each kind of figure got, and how do I get it again?",
-        f"Each figure has one of {len(MARKS)} marks that says where it is from, and a command that makes it again; what is unknown is "
+        f"Each figure has one of {len(MARKS)} marks that says where it is from, and a command that makes it again; "
+        "what is unknown is "
         "called unknown.",
         body,
     )

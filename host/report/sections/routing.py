@@ -79,9 +79,11 @@ def section(inputs: Inputs) -> Section:
             + "<h3>How uneven is the load?</h3>"
             + plots.picture(
                 "skew",
-                "Share of all choices that the most chosen experts have, by share of experts; the diagonal is an even load",
+                "Share of all choices that the most chosen experts have, by share of experts; the diagonal is an "
+                "even load",
                 "; ".join(
-                    f"{row['model']}: the most chosen tenth of a layer's experts has {row['top_tenth_share']:.0%} of its choices"
+                    f"{row['model']}: the most chosen tenth of a layer's experts has {row['top_tenth_share']:.0%} of "
+                    "its choices"
                     for row in table_rows
                 ),
                 lambda fig, narrow: _draw_skew(fig, made, granite),
@@ -120,8 +122,10 @@ def section(inputs: Inputs) -> Section:
         + paragraph(
             term("reuse", "Reuse"),
             " is the share of a token's experts that the token before had in the same layer. "
-            "A few hundred tokens of one text are far too few to call an expert unused: they say what one request does, "
-            "not what a model does. Granite 3.1 1B-A400M, a prompt's tokens, all layers together: the most chosen expert has ",
+            "A few hundred tokens of one text are far too few to call an expert unused: they say what one request "
+            "does, "
+            "not what a model does. Granite 3.1 1B-A400M, a prompt's tokens, all layers together: the most chosen "
+            "expert has ",
             figure(f"{spread[0]:.2f} times", upstream["provenance"]),
             f" an even share, the least {spread[1]:.2f} times.",
         )
@@ -174,8 +178,10 @@ def _cells(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _describe_heat(rows: list[dict[str, Any]]) -> str:
     return ". ".join(
-        f"{row['model']}: {row['layers']} layers of {row['experts']} experts, {row['tokens']} tokens; the most chosen tenth "
-        f"has {row['top_tenth_least']:.0%} to {row['top_tenth_most']:.0%} of a layer's choices, {row['never_chosen']:.0%} of "
+        f"{row['model']}: {row['layers']} layers of {row['experts']} experts, {row['tokens']} tokens; the most "
+        "chosen tenth "
+        f"has {row['top_tenth_least']:.0%} to {row['top_tenth_most']:.0%} of a layer's choices, "
+        f"{row['never_chosen']:.0%} of "
         "the cells are empty"
         for row in rows
     )

@@ -52,7 +52,8 @@ def _share(right: Sequence[bool]) -> str:
 def _bits(inputs: Inputs) -> tuple[str, str, str]:
     token, suite = inputs.need("token"), inputs.need("suite")
     right = [token["bit_exact"], suite["same_logit_bits"]]
-    text = f"{token['outputs']:,} outputs of {token['layers']} layers equal: {_yes(right[0])}; logits of {suite['tokens_generated']} tokens: {_yes(right[1])}"
+    text = f"{token['outputs']:,} outputs of {token['layers']} layers equal: {_yes(right[0])}; "
+    text += f"logits of {suite['tokens_generated']} tokens: {_yes(right[1])}"
     return SUCCESS if all(right) else FAILURE, text, "measured: every output compared"
 
 
@@ -88,7 +89,8 @@ def _drained_cycles(inputs: Inputs) -> tuple[str, str, str]:
 def _faults(inputs: Inputs) -> tuple[str, str, str]:
     total = inputs.need("faults")["total"]
     bad = total["wrong"] + total["hung"] + total["crashed"] + total["unseen"]
-    text = f"{total['faults']:,} faults: {total['wrong']} wrong, {total['hung']} hung, {total['unseen']} unseen; {total['repaired']:,} repaired"
+    text = f"{total['faults']:,} faults: {total['wrong']} wrong, {total['hung']} hung, {total['unseen']} unseen; "
+    text += f"{total['repaired']:,} repaired"
     return SUCCESS if bad == 0 else FAILURE if total["wrong"] else MIXED, text, "counted: one fault at a time"
 
 
@@ -246,7 +248,8 @@ def _speed(own: bool) -> Callable[[Inputs], tuple[str, str, str]]:
             return UNKNOWN, "no board has a routed clock", "unknown"
         best = max(known, key=lambda row: row["tokens_per_second"]["value"])
         value = best["tokens_per_second"]["value"]
-        text = f"{value:.3g} tokens/s: {best['board']}, {best['home']}{'' if best['board_has_it'] else ', which it does not have'}"
+        text = f"{value:.3g} tokens/s: {best['board']}, {best['home']}"
+        text += "" if best["board_has_it"] else ", which it does not have"
         if unknown:
             text += f"; clock unknown: {', '.join(unknown)}"
         return (
@@ -477,7 +480,8 @@ def section(inputs: Inputs) -> Section:
     ]
     body = Html(
         paragraph(
-            "The rule of each claim is in the source beside the code that checks it; what is neither success nor failure is mixed. "
+            "The rule of each claim is in the source beside the code that checks it; what is neither success nor "
+            "failure is mixed. "
             "A claim whose input is missing is unknown, whatever it was before. Each says whether its rule was written "
             "down before the first run that it judges, or with this page, when figures were known.",
         )
@@ -487,7 +491,8 @@ def section(inputs: Inputs) -> Section:
         "scorecard",
         "Scorecard",
         "Which claims hold, which do not, and which does nobody know?",
-        f"Of {len(found)} claims {count[SUCCESS]} hold, {count[MIXED]} are mixed, {count[FAILURE]} fail and {count[UNKNOWN]} are unknown.",
+        f"Of {len(found)} claims {count[SUCCESS]} hold, {count[MIXED]} are mixed, {count[FAILURE]} fail and "
+        f"{count[UNKNOWN]} are unknown.",
         body,
         {"claims": rows},
     )
@@ -495,7 +500,11 @@ def section(inputs: Inputs) -> Section:
 
 def _shown(result: Result) -> str:
     claim = result.claim
-    rule = "written before the first run that it judges" if claim.before else "written with this page, when figures were known"
+    rule = (
+        "written before the first run that it judges"
+        if claim.before
+        else "written with this page, when figures were known"
+    )
     return (
         f'<li id="claim-{claim.id}">{verdict(result.verdict)}<div><p class="claim">{esc(claim.claim)}</p>'
         f"<p>{esc(result.figure)} {tag(result.provenance)}</p><details><summary>Rule and command</summary><dl>"

@@ -83,7 +83,8 @@ def _cycles(inputs: Inputs) -> Part:
     html = Html(
         "<h3>Cycles of one layer</h3>"
         + paragraph(
-            f"A layer of {GRANITE_1B.name}'s shapes in the simulated engine, fed as fast as it takes, everything included. ",
+            f"A layer of {GRANITE_1B.name}'s shapes in the simulated engine, fed as fast as it takes, everything "
+            "included. ",
             tag(counted["provenance"]["cycles"]),
             " With one ",
             term("lane"),
@@ -94,7 +95,8 @@ def _cycles(inputs: Inputs) -> Part:
             "cycles",
             "Cycles of one layer, a token, by batch and token lanes",
             "; ".join(
-                f"{row['lanes']} lanes, {row['tokens']} tokens, {row['mode']}: {row['cycles']:,} cycles for {row['experts']} experts"
+                f"{row['lanes']} lanes, {row['tokens']} tokens, {row['mode']}: {row['cycles']:,} cycles for "
+                f"{row['experts']} experts"
                 for row in rows
             ),
             draw,
@@ -176,7 +178,8 @@ def _boards(inputs: Inputs) -> Part:
     html = Html(
         "<h3>Seconds of one layer, by batch</h3>"
         + paragraph(
-            f"{GRANITE_1B.name}, every board with a routed clock, over its own link and, marked *, over PCIe that it does not have. ",
+            f"{GRANITE_1B.name}, every board with a routed clock, over its own link and, marked *, over PCIe that it "
+            "does not have. ",
             tag("derived: max(transfer, compute) + vectors + round trips (docs/seconds.md)"),
         )
         + table(
@@ -243,7 +246,8 @@ def _storage(inputs: Inputs) -> Part:
                 [
                     name,
                     *(
-                        f"{mode['speeds'][what]['median']:.2f} ({mode['speeds'][what]['min']:.2f}–{mode['speeds'][what]['max']:.2f}), "
+                        f"{mode['speeds'][what]['median']:.2f} "
+                        f"({mode['speeds'][what]['min']:.2f}–{mode['speeds'][what]['max']:.2f}), "
                         f"{mode['speeds'][what]['n']}"
                         for mode in storage["modes"]
                     ),
@@ -254,7 +258,8 @@ def _storage(inputs: Inputs) -> Part:
         + details(
             "What that makes of a layer, by batch: all experts and the union",
             paragraph(
-                f"Bytes of a layer of {GRANITE_1B.name} over the speed of framing with read-ahead; unions as reported for it. ",
+                f"Bytes of a layer of {GRANITE_1B.name} over the speed of framing with read-ahead; unions as "
+                "reported for it. ",
                 tag("derived: bytes / measured speed; the range is that of the speed"),
             )
             + table(
@@ -330,8 +335,10 @@ def _ahead(inputs: Inputs) -> Part:
     loses = [row["mode"] for row in rows if row["taker"] == "idle" and row["median"] < 0]
     best = max(gains, key=lambda row: row["median"])
     sentence = (
-        f"Reading ahead is worth its thread when the taker works: {best['median']:+.0%} ({best['min']:+.0%} to {best['max']:+.0%}) "
-        f"for {best['mode']} reads; its whole range is above zero for {len(wins)} of {len(gains)} kinds of read, and it costs in "
+        f"Reading ahead is worth its thread when the taker works: {best['median']:+.0%} ({best['min']:+.0%} to "
+        f"{best['max']:+.0%}) "
+        f"for {best['mode']} reads; its whole range is above zero for {len(wins)} of {len(gains)} kinds of read, and "
+        "it costs in "
         f"{len(loses)} of {len(gains)} where the taker is idle."
     )
     html = Html(
@@ -340,7 +347,8 @@ def _ahead(inputs: Inputs) -> Part:
             "ahead",
             "Gain of reading ahead, by kind of read and taker; triangles: what sw-ml-study/emufpga reports",
             "; ".join(
-                f"{row['mode']}, {TAKERS[row['taker']]}: {row['median']:+.1%} ({row['min']:+.1%} to {row['max']:+.1%}), n={row['n']}"
+                f"{row['mode']}, {TAKERS[row['taker']]}: {row['median']:+.1%} ({row['min']:+.1%} to "
+                f"{row['max']:+.1%}), n={row['n']}"
                 for row in rows
             ),
             draw,
@@ -391,15 +399,17 @@ def _sweep(inputs: Inputs) -> Part:
         axes.grid(axis="y")
         axes.legend(title="link (counted)", title_fontsize=8)
 
-    best = max(((cycles(r, la, 1) / cycles(r, la, 2) - 1, r, la) for r in rates for la in latencies))
+    best = max((cycles(r, la, 1) / cycles(r, la, 2) - 1, r, la) for r in rates for la in latencies)
     still = cycles(rates[0], latencies[0], 1) / cycles(rates[0], latencies[0], 2) - 1
     html = Html(
         "<h3>Does the engine's asking ahead?</h3>"
         + paragraph(
-            f"Four experts of {GRANITE_1B.name}'s shapes, one token; with two requests unanswered the next matrix is on its way while "
+            f"Four experts of {GRANITE_1B.name}'s shapes, one token; with two requests unanswered the next matrix is "
+            "on its way while "
             "one is used. ",
             tag(sweep["provenance"]),
-            f" Most: {best[0]:.0%}, at {best[1]} B a cycle and {best[2]:,} cycles of latency. Without latency: {still:.1%}.",
+            f" Most: {best[0]:.0%}, at {best[1]} B a cycle and {best[2]:,} cycles of latency. Without latency: "
+            f"{still:.1%}.",
         )
         + plots.picture(
             "asking",
@@ -439,7 +449,8 @@ def _reported(inputs: Inputs) -> Part:
     html = Html(
         "<h3>Beside it: another project's host</h3>"
         + paragraph(
-            "sw-ml-study/emufpga computes experts in scalar Rust on its host; another machine and another kind of figure, so no ratio is "
+            "sw-ml-study/emufpga computes experts in scalar Rust on its host; another machine and another kind of "
+            "figure, so no ratio is "
             "taken. Ours on this host: ",
             Html('<a href="#agents">agents</a>. '),
             tag(upstream["provenance"]),
