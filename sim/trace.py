@@ -1,9 +1,10 @@
 """``make pipeline``: what every stage of the engine does, cycle by cycle, taken from its streams in simulation.
 
-``python -m sim.trace [--record]`` runs layer 0 of the tiny model in the Verilated engine: selected, with nothing wanted,
-and as tape. Each stream of ``POINTS`` has a monitor beside it (``sim/models/trace_point.v``); nothing else changes. Of
-the tape run it keeps a window in which a wanted expert ends and an unwanted one begins. Every block that is drawn is
-found by counting transfers, and the counts must equal the engine's own counters. Exit status 1 if a bit differs.
+``python -m sim.trace [--record]`` runs layer 0 of the tiny model in the Verilated engine: selected, with nothing
+wanted, and as tape. Each stream of ``POINTS`` has a monitor beside it (``sim/models/trace_point.v``); nothing else
+changes. Of the tape run it keeps a window in which a wanted expert ends and an unwanted one begins. Every block that is
+drawn is found by counting transfers, and the counts must equal the engine's own counters. Exit status 1 if a bit
+differs.
 """
 
 import argparse

@@ -16,7 +16,7 @@ STAGES = {
     "sum": ("block sum", "a block's exact sum leaves the adder tree"),
     "row": ("row", "a finished row leaves the accumulator"),
 }
-"""Rows of the picture: name, and what one transfer is. ``drain`` is ``align``'s stream where no token wants the block."""
+"""Rows of the picture: name, and what a transfer is. ``drain`` is ``align``'s stream where no token wants the block."""
 STATES = {".": "idle", "w": "waits", "x": "moves"}
 UPSTREAM = ("fetch", "decode", "mac")
 TITLE = "Inside the pipeline"
@@ -24,6 +24,12 @@ QUESTION = "What does every part of the hardware do in each cycle?"
 WIDTH, LEFT, ROW, GAP = 860, 112, 24, 8
 CELL, SHOWN, TALL = 22, 16, 42
 """Of the close-up: a cycle's width, how many are seen at once, a row's height."""
+
+CLOSE_UP = (
+    f"<figcaption>{SHOWN} of these cycles. A number inside counts a block's transfers, the one above is the block's in "
+    "its matrix; hatched: something waits there and is not taken.</figcaption>"
+)
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 Cell = tuple[str, int | None, int | None, int | None]
 """A stage in a cycle: its state, the block that moves or waits, which transfer of it this is, and of how many."""
@@ -145,20 +151,22 @@ def _body(report: Mapping[str, Any], cells: Mapping[str, list[Cell]], when: str)
         counted,
         f" {when}.",
     )
-    start = max(0, _turn(cells) - SHOWN // 2)
+    start, theirs = max(0, _turn(cells) - SHOWN // 2), finished(window, cells, upstream)
     return "".join(
         (
             said,
-            f'<figure class="pipe"><div class="scroll" role="region" tabindex="0" aria-label="All cycles">'
-            f"{overview(window, cells, upstream)}</div>"
-            f"<figcaption>All {window['cycles']} cycles; below, on the same scale, what upstream's model would have "
-            f"done in them: fetch, decode, multiply, one after another. {tag(upstream['provenance'])}</figcaption>"
-            "</figure>",
+            '<figure class="pipe"><div class="scroll" role="region" tabindex="0" aria-label="All cycles">',
+            overview(window, cells, upstream),
+            f"</div><figcaption>All {window['cycles']} cycles. Below, on the same scale, upstream's model, one step after "
+            f"another: it finishes {theirs[True]} wanted and {theirs[False]} unwanted blocks in the time in which this "
+            f"engine multiplies {edge['wanted']} and drops {edge['unwanted']}. ",
+            tag(upstream["provenance"]),
+            "</figcaption></figure>",
             _player(window, start),
-            f'<figure class="pipe close">{close_up(window, cells, start)}'
-            "<figcaption>Sixteen of these cycles. A number counts the transfers of a block; hatched: something waits "
-            "there and is not taken.</figcaption></figure>",
-            '<p id="pipeline-now" class="now" aria-live="polite"></p>',
+            '<div class="beside"><figure class="pipe close">',
+            close_up(window, cells, start),
+            CLOSE_UP,
+            '</figure><p id="pipeline-now" class="now" aria-live="polite"></p></div>',
             _table(report),
             _costs(report),
             _how(report),
@@ -207,21 +215,18 @@ def overview(window: Mapping[str, Any], cells: Mapping[str, list[Cell]], upstrea
     y = height + 34
     parts.append(f'<text class="label" x="0" y="{y + 16}">upstream</text>')
     parts.append(f'<path class="base" d="M{LEFT} {y + ROW}H{WIDTH - 6}"/>')
-    done = {True: 0, False: 0}
-    for step, wanted, begin, end in their_steps(window, cells, upstream):
+    for step, _, begin, end in their_steps(window, cells, upstream):
         x, wide = LEFT + begin * scale, (min(end, cycles) - begin) * scale
         kind = {"decode": "align", "mac": "mac"}.get(step, "fetch")
         parts.append(f'<rect class="{kind} s0" x="{x:.2f}" y="{y}" width="{wide - 0.8:.2f}" height="{ROW}"/>')
         if wide > 26:
             parts.append(f'<text class="in" x="{x + 3:.1f}" y="{y + 16}">{step}</text>')
-        last = step == ("mac" if wanted else "decode")
-        done[wanted] += last and end <= cycles
-    edge = window["edge"]
+    edge, theirs = window["edge"], finished(window, cells, upstream)
     parts.append(f'<rect id="pipeline-cursor" class="cursor" x="{LEFT}" y="0" width="2" height="{height}" hidden=""/>')
     description = (
         f"Timeline of {cycles} cycles. Fetch brings bytes nearly all the time; the multipliers take "
         f"{edge['wanted']} wanted blocks without a gap, then {edge['unwanted']} unwanted ones are drained. In the same "
-        f"time upstream's model finishes {done[True]} wanted and {done[False]} unwanted blocks."
+        f"time upstream's model finishes {theirs[True]} wanted and {theirs[False]} unwanted blocks."
     )
     return Html(
         f'<svg viewBox="0 0 {WIDTH} {y + ROW + 6}" data-left="{LEFT}" data-scale="{scale:.6f}" id="pipeline-all" '
@@ -241,6 +246,16 @@ def their_steps(
             if cycle < window["cycles"]:
                 yield step, wanted, cycle, cycle + upstream[step]
             cycle += upstream[step]
+
+
+def finished(
+    window: Mapping[str, Any], cells: Mapping[str, list[Cell]], upstream: Mapping[str, Any]
+) -> dict[bool, int]:
+    """Wanted and unwanted blocks that upstream's model is done with at the window's end."""
+    done = {True: 0, False: 0}
+    for step, wanted, _, end in their_steps(window, cells, upstream):
+        done[wanted] += step == ("mac" if wanted else "decode") and end <= window["cycles"]
+    return done
 
 
 def close_up(window: Mapping[str, Any], cells: Mapping[str, list[Cell]], start: int) -> Html:
@@ -294,7 +309,7 @@ def _player(window: Mapping[str, Any], start: int) -> str:
     last = window["cycles"] - 1
     at = start + SHOWN // 2
     buttons = (
-        ("first", "First cycle", "⏮"),
+        ("first", "First cycle", "|◀"),
         ("back", "One cycle back", "◀"),
         ("play", "Play", "▶ Play"),
         ("on", "One cycle on", "▶"),
@@ -322,7 +337,7 @@ def _table(report: Mapping[str, Any]) -> str:
                 each["figure"],
                 figure(f"{each['engine']:.3f}", each["engine_provenance"]),
                 figure(f"{each['upstream']}", each["upstream_provenance"]),
-                figure(f"{ratio:.1f} ×", "derived: upstream's cycles / this engine's"),
+                figure(f"{ratio:.1f} {TIMES}", "derived: upstream's cycles / this engine's"),
             )
         )
     return table("Cycles a block, over whole runs", ("", "this engine", "upstream's model", "fewer"), rows)
@@ -340,7 +355,8 @@ def _costs(report: Mapping[str, Any]) -> str:
         " of the cycles, since unwanted blocks pass at the speed of the bus; fetching the wanted experts only, ",
         figure(f"{share['selected']:.0%}", source),
         ". Both with 16 bytes in every cycle, which hardly any cheap link brings: on a slower one the picture has the "
-        'same parts and longer gaps, and the link decides (<a href="#roofline">roofline</a>).',
+        "same parts and longer gaps, and ",
+        Html('<a href="#roofline">the link decides</a>.'),
     )
 
 
@@ -355,11 +371,11 @@ def _how(report: Mapping[str, Any]) -> str:
         "Every row is the handshake of one stream", ("row", "a transfer", "stream", "transfers seen"), rows, words=3
     )
     text = paragraph(
-        "Monitors beside these streams note valid and ready in each cycle; the hardware is not changed. Over each whole "
-        "run the transfers seen equal the engine's own counters, else nothing is written: ",
+        "Monitors beside these streams note valid and ready in each cycle; the hardware is not changed. Over each "
+        "whole run the transfers seen equal the engine's own counters, else nothing is written: ",
         Html("<code>make pipeline</code>"),
-        f". Design {report['design_id']}, {report['params']['tokens']} token lane; outputs equal to the golden model's: "
-        f"{'yes' if report['bit_exact'] else 'NO'}.",
+        f". Design {report['design_id']}, {report['params']['tokens']} token lane; outputs equal to the golden "
+        f"model's: {'yes' if report['bit_exact'] else 'NO'}.",
     )
     return details("How it was taken", parts + text)
 

@@ -26,25 +26,29 @@ MODEL = "granite-1b"
 BOARD = "ulx3s_25f"
 """Shown first, if its clock is known."""
 HOME_NAMES = ("uart", *HOMES)
+NAMED = sorted(HOME_NAMES, key=lambda name: name not in ("uart", "gbe", "pcie-gen2x4"))
+"""In the order in which the picture has room for their names."""
+ROOM = 14
 MAX_BATCH, MAX_EXPERTS, MAX_USED = 16, 256, 16
 MEGABYTES = (0.1, 20_000.0)
 MEGAHERTZ = (10, 400)
 """Of the sliders."""
 RATES = (1e-5, 1e3)
 """Tokens a second that the picture shows."""
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 330, 46, 10, 14, 40
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 335, 54, 10, 22, 44
 POINTS = 64
 """Bandwidths of a line."""
 CLOCK_UNKNOWN = "unknown: the clock is unknown"
+TIMES = "\N{MULTIPLICATION SIGN}"
 PLANS: Mapping[str, tuple[str, str]] = {
     "bytes": ("bytes of a layer", "210 n U(B), as tape 210 n E"),
-    "transfer": ("transfer", "bytes / (bandwidth × payload share)"),
-    "cycles": ("cycles of a layer", "16 n P(B) + drained blocks + the rest"),
+    "transfer": ("transfer", f"bytes / (bandwidth {TIMES} payload share)"),
+    "cycles": ("cycles of a layer", f"n {TIMES} max(16 P(B), 210/W U(B)) + drained blocks, 210/W each + the rest"),
     "compute": ("multipliers", "cycles / clock"),
     "vectors": ("vectors", "bytes in and out / the link's bandwidth"),
-    "trips": ("round trips", "waits × latency"),
+    "trips": ("round trips", f"waits {TIMES} latency"),
     "seconds": ("a layer", "max(transfer, multipliers) + vectors + round trips"),
-    "rate": ("tokens a second", "B / (layers × a layer)"),
+    "rate": ("tokens a second", f"B / (layers {TIMES} a layer)"),
 }
 """The equation, step by step, as docs/seconds.md has it."""
 
@@ -66,7 +70,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Answer:
-    """What :mod:`host.seconds` says; ``rate`` None: unknown, but not above ``at_most``; ``fits``: the memory holds it."""
+    """What :mod:`host.seconds` says; ``rate`` None: unknown, but not above ``at_most``; ``fits``: into the memory."""
 
     layer: Layer
     rate: float | None
@@ -166,48 +170,36 @@ def start(world: World) -> Scenario:
 
 def answer(world: World, first: Scenario) -> str:
     """The section's answer, from the rows."""
-    rows = [
-        (ask, found)
-        for name, board in world.boards.items()
-        for home in board.own
-        for batch in BATCHES
-        if (found := world.answer(ask := Scenario(name, home, batch=batch))).rate is not None
-    ]
+    routed = [name for name, board in world.boards.items() if board.clock_hz]
+    shape = MODELS[MODEL].name
     parts = []
-    if rows:
-        best, found = max(rows, key=lambda row: row[1].rate or 0)
-        binds = {str(found.layer.binds) for _, found in rows}
+    if routed:
+        rows = _rows(world, routed)
+        best, found = max(rows, key=lambda row: (row[1].at_most, row[0].board == first.board))
+        binds = _listed(sorted({str(found.layer.binds) for _, found in rows}))
+        ahead = [(ask, world.answer(ask)) for name in HOME_NAMES for ask in [replace(first, home=name)]]
+        fast, faster = max(ahead, key=lambda row: row[1].at_most)
         parts.append(
-            f"Granite on the links that boards with a routed clock have: at most {rate_text(found.rate)} tokens/s "
-            f"({best.board}, {best.home}, batch {best.batch}), and {_listed(sorted(binds))} "
-            f"{'binds' if len(binds) == 1 else 'bind'}."
+            f"{shape} gets at most {rate_text(found.at_most)} tokens/s from the boards whose clock is routed, over the "
+            f"links that they have ({best.board}, {best.home}, batch {best.batch}; {binds} binds); over {fast.home}, "
+            f"{fast.board} would give {rate_text(faster.at_most)} at batch 1."
         )
-    unknown = [
-        (ask, found)
-        for name, board in world.boards.items()
-        if not board.clock_hz
-        for home in board.own
-        for batch in BATCHES
-        if (found := world.answer(ask := Scenario(name, home, batch=batch))).fits
-    ]
-    if unknown:
-        best, found = max(unknown, key=lambda row: row[1].at_most)
+    unrouted = [name for name in world.boards if name not in routed]
+    if unrouted:
+        best, found = max(_rows(world, unrouted), key=lambda row: row[1].at_most)
         parts.append(
-            f"The best that a board whose clock nobody knows yet could give is below {rate_text(found.at_most)} "
-            f"({best.board}, {best.home}, batch {best.batch})."
-        )
-    ahead = [
-        (ask, found)
-        for home in HOME_NAMES
-        if (found := world.answer(ask := replace(first, home=home))).rate is not None
-    ]
-    if ahead and world.boards[first.board].clock_hz:
-        best, found = max(ahead, key=lambda row: row[1].rate or 0)
-        parts.append(
-            f"With a faster link, {best.home}, {best.board} would give {rate_text(found.rate)} at batch 1, bound by "
-            f"{_the(found.layer.binds)}."
+            f"Boards whose clock nobody knows yet stay below {rate_text(found.at_most)} tokens/s ({best.board}, "
+            f"{best.home}, batch {best.batch})."
         )
     return " ".join(parts)
+
+
+def _rows(world: World, names: Sequence[str]) -> list[tuple[Scenario, Answer]]:
+    """The batches of these boards over their own links, where the experts fit."""
+    asked = [
+        Scenario(name, home, batch=batch) for name in names for home in world.boards[name].own for batch in BATCHES
+    ]
+    return [(ask, found) for ask in asked if (found := world.answer(ask)).fits]
 
 
 def _the(binds: str | None) -> str:
@@ -355,7 +347,7 @@ def facts(world: World, first: Scenario) -> dict[str, Any]:
         "batches": BATCHES,
         "limits": {"batch": MAX_BATCH, "experts": MAX_EXPERTS, "used": MAX_USED, "mbs": MEGABYTES, "mhz": MEGAHERTZ},
         "picture": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
-        | {"rates": RATES, "points": POINTS},
+        | {"rates": RATES, "points": POINTS, "named": NAMED, "room": ROOM},
         "marks": {word: sign for word, (sign, _) in MARKS.items()},
         "grid": grid(world),
     }
@@ -412,9 +404,9 @@ def picture(world: World, first: Scenario) -> Html:
         x, _ = place(10.0**power, 1)
         parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
         parts.append(
-            f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{HEIGHT - BOTTOM + 14}">{10.0**power:,g}</text>'
+            f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}">{10.0**power:,g}</text>'
         )
-    parts.append(f'<text class="tick" x="0" y="{TOP - 4}">tokens/s</text>')
+    parts.append('<text class="tick" x="0" y="10">tokens/s</text>')
     parts.append(
         f'<text class="tick" text-anchor="end" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}">bandwidth of the link or memory, '
         "MB/s</text>"
@@ -431,28 +423,34 @@ def picture(world: World, first: Scenario) -> Html:
         '<g id="roofline-labels"></g>',
         f'<circle id="roofline-dot" cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>',
     ]
-    _, shown = place(1, RATES[0])
     text = (
-        f"{first.board}, {MODELS[first.model].name}, {first.mode}: tokens a second rise with the bandwidth and level off "
-        f"where the multipliers bind. With {first.home} and batch {first.batch}: {rate_text(found.at_most)} tokens a "
+        f"{first.board}, {MODELS[first.model].name}, {first.mode}: tokens a second rise with the bandwidth and level "
+        f"off where the multipliers bind. With {first.home} and batch {first.batch}: {rate_text(found.at_most)} tokens a "
         f"second, bound by {_the(found.layer.binds)}."
     )
     return Html(
-        f'<figure class="roof"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="roofline-t roofline-d" '
-        f'data-bottom="{shown:.1f}"><title id="roofline-t">Tokens a second by bandwidth</title>'
+        f'<figure class="roof"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="roofline-t roofline-d">'
+        f'<title id="roofline-t">Tokens a second by bandwidth</title>'
         f'<desc id="roofline-d">{esc(text)}</desc>{"".join(parts)}</svg>'
-        '<figcaption>Thick: the batch chosen; thin: batches 1 and 16. Rings: links and memories that there are, each '
+        "<figcaption>Thick: the batch chosen; thin: batches 1 and 16. Rings: links and memories that there are, each "
         "with its own framing and waits; the filled one is chosen. "
         f"{tag('derived: see the equation')}</figcaption></figure>"
     )
 
 
 def _homes(world: World, first: Scenario) -> Iterator[str]:
-    for name in HOME_NAMES:
+    """A ring for each link and memory, and the names for which there is room; the chosen one's first."""
+    taken: dict[str, list[float]] = {"link": [], "memory": []}  # links are named above their rings, memories below
+    for name in sorted(NAMED, key=lambda name: name != first.home):
         ask = replace(first, home=name)
         _, _, home, _ = world.parts(ask)
         x, y = place(home.bandwidth / 1e6, world.answer(ask).at_most)
         yield f'<circle class="home" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{name}</title></circle>'
+        if all(abs(x - other) >= ROOM for other in taken[home.kind]):
+            taken[home.kind].append(x)
+            turn, down = (-38, -8) if home.kind == "link" else (38, 12)
+            where = f"translate({x + 2:.1f} {y + down:.1f}) rotate({turn})"
+            yield f'<text class="tick name" transform="{where}">{esc(name)}</text>'
 
 
 def controls(world: World, first: Scenario) -> str:
@@ -530,8 +528,9 @@ def equation(world: World, first: Scenario) -> str:
         f'<caption id="roofline-scenario">{esc(scenario)}</caption><thead><tr><th scope="col">step</th>'
         '<th scope="col">equation</th><th scope="col">with</th><th scope="col" class="n">gives</th></tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
-        '<p class="small">n blocks an expert, U(B) experts that the batch wants, P(B) passes of an expert for a group of '
-        "token lanes, E experts. A batch beyond what the board holds takes several runs, which add up.</p>"
+        '<p class="small">n blocks an expert, U(B) experts that the batch wants, P(B) passes of an expert for a group '
+        "of token lanes, E experts, W bytes a cycle; the rest as docs/seconds.md has it. A batch beyond what the board "
+        "holds takes several runs, which add up.</p>"
     )
 
 
@@ -564,8 +563,8 @@ def tables(world: World) -> str:
             "What if a board had another link or memory",
             table(f"Tokens a second and what would bind: {shape.name}, selected experts", head, others),
         )
-        + '</div><p class="small">“&lt;”: the clock is unknown, and the transfer alone allows no more. Rates follow the '
-        "model and the mode chosen above.</p>"
+        + '</div><p class="small">“&lt;”: the clock is unknown, and the transfer alone allows no more. Rates follow '
+        "the model and the mode chosen above.</p>"
     )
 
 

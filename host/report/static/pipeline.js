@@ -23,7 +23,7 @@
       const name = `${block.kind} block ${block.block} of expert ${block.expert}${part}`;
       parts.push(`${title}: ${state === "waits" ? "waits with" : verbs[stage]} ${name}.`);
     }
-    return `Cycle ${row.cycle}. ${parts.join(" ") || "Nothing moves."}`;
+    return [`Cycle ${row.cycle}.`, ...(parts.length ? parts : ["Nothing moves."])].join("\n"); // a line for each
   };
   const show = (cycle) => {
     at = Math.max(0, Math.min(cycles.length - 1, cycle));

@@ -27,11 +27,12 @@
       const whole = Math.floor(batch / board.lanes), left = batch % board.lanes;
       return whole * union(board.lanes) + (left ? union(left) : 0);
     };
+    const rest = (batch) => ((batch * facts.rest * shape.width) / N.granite_width) * Math.max(1, shape.used / N.granite_used);
     const cyclesOf = (batch) => {
       const wanted = union(batch);
       let cycles = blocks * Math.max(N.sub_blocks * passes(batch), bus * wanted);
       if (ask.mode === "tape") cycles += blocks * bus * (shape.experts - wanted);
-      return cycles + ((batch * facts.rest * shape.width) / N.granite_width) * Math.max(1, shape.used / N.granite_used);
+      return cycles + rest(batch);
     };
     const vectorBytes = (batch) => {
       const load = Math.floor(shape.width / N.block_weights) * (N.header_bytes + 2 * N.block_weights);
@@ -41,13 +42,13 @@
     const sizes = Array(Math.floor(ask.batch / board.max_batch)).fill(board.max_batch);
     if (ask.batch % board.max_batch) sizes.push(ask.batch % board.max_batch);
     const share = facts.shares[home.share] ?? 1, bandwidth = home.bandwidth * share;
-    const total = { union: 0, bytes: 0, cycles: 0, transfer: 0, compute: 0, vectors: 0, both: 0, vectorBytes: 0, passes: 0 };
+    const total = { union: 0, bytes: 0, cycles: 0, transfer: 0, compute: 0, vectors: 0, both: 0, vectorBytes: 0, passes: 0, rest: 0 };
     for (const size of sizes) {
       const wanted = union(size), bytes = (ask.mode === "selected" ? wanted : shape.experts) * expertBytes;
       const cycles = cyclesOf(size), transfer = bytes / bandwidth, compute = board.clock ? cycles / board.clock : 0;
       total.union += wanted; total.bytes += bytes; total.cycles += cycles; total.transfer += transfer; total.compute += compute;
       total.vectors += vectorBytes(size) / link.bandwidth; total.both += Math.max(transfer, compute);
-      total.vectorBytes += vectorBytes(size); total.passes += passes(size);
+      total.vectorBytes += vectorBytes(size); total.passes += passes(size); total.rest += rest(size);
     }
     const waits = sizes.length * (home.kind === "link" ? 2 : 1), trips = waits * (link.latency ?? 0);
     const atLeast = total.both + total.vectors + trips, known = Boolean(board.clock);
@@ -162,25 +163,26 @@
   const draw = (now) => {
     for (const batch of [1, 16]) get("line-" + batch).setAttribute("d", path({ ...ask, batch }));
     get("line").setAttribute("d", path(ask));
-    // Names of batches where the lines begin, joined where they would overlap.
+    // Names of batches where the lines end, joined where they would overlap.
     const groups = [];
     for (const batch of [...new Set([1, ask.batch, 16])].sort((a, b) => a - b)) {
-      const y = place(L.mbs[0], layer({ ...ask, batch, bandwidth: L.mbs[0] * 1e6 }).atMost)[1], group = groups.at(-1);
+      const y = place(L.mbs[1], layer({ ...ask, batch, bandwidth: L.mbs[1] * 1e6 }).atMost)[1], group = groups.at(-1);
       if (group && Math.abs(group.y - y) < 11) group.names.push(batch); else groups.push({ y, names: [batch] });
     }
-    const labels = groups.map((group) => make("text", { x: P.left + 3, y: group.y - 4, class: "tick" }, "batch " + group.names.join(", ")));
-    const dots = [], taken = [];
-    const names = Object.keys(choices.home).sort((a, b) => (b === ask.home) - (a === ask.home));
-    for (const name of names) {
+    const end = P.width - P.right;
+    const labels = groups.map((group) => make("text", { x: end, y: (group.y - 6).toFixed(1), class: "tick name", "text-anchor": "end" }, "batch " + group.names.join(", ")));
+    const dots = [], taken = { link: [], memory: [] };
+    for (const name of [...P.named].sort((a, b) => (b === ask.home) - (a === ask.home))) {
       const scenario = { ...ask, home: name };
       delete scenario.bandwidth;
       const { home } = parts(scenario), [x, y] = place(home.bandwidth / 1e6, layer(scenario).atMost);
       const dot = make("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: 3.5, class: "home" });
       dot.append(make("title", {}, name));
       dots.push(dot);
-      if (taken.some((other) => Math.abs(other - x) < 12)) continue;
-      taken.push(x);
-      labels.push(make("text", { class: "tick", transform: `translate(${(x + 4).toFixed(1)} ${(y + 12).toFixed(1)}) rotate(38)` }, name));
+      if (taken[home.kind].some((other) => Math.abs(other - x) < P.room)) continue;
+      taken[home.kind].push(x);
+      const [turn, down] = home.kind === "link" ? [-38, -8] : [38, 12]; // links above their rings, memories below
+      dots.push(make("text", { class: "tick name", transform: `translate(${(x + 2).toFixed(1)} ${(y + down).toFixed(1)}) rotate(${turn})` }, name));
     }
     get("homes").replaceChildren(...dots);
     get("labels").replaceChildren(...labels);
@@ -205,7 +207,7 @@
     const texts = {
       bytes: `${runs}${N.block_bytes} × ${short(now.blocks)} × ${short(passing)}`,
       transfer: `${short(now.bytes)} / (${short(home.bandwidth)} × ${short(now.share)})`,
-      cycles: `${N.sub_blocks} × ${short(now.blocks)} × ${short(now.passes)}` + (ask.mode === "tape" ? ` + ${short(bus)} × ${short(now.blocks)} × ${short(passing - now.union)}` : "") + ` + ${short(facts.rest)} a Granite token`,
+      cycles: `${runs}${short(now.blocks)} × max(${N.sub_blocks} × ${short(now.passes)}, ${short(bus)} × ${short(now.union)})` + (ask.mode === "tape" ? ` + ${short(bus)} × ${short(now.blocks)} × ${short(passing - now.union)}` : "") + ` + ${short(now.rest)}`,
       compute: `${short(now.cycles)} / ${clock}`,
       vectors: `${short(now.vectorBytes)} / ${short(link.bandwidth)}`,
       trips: link.latency === null ? `${now.waits} × unknown, taken as 0` : `${now.waits} × ${short(link.latency)}`,
