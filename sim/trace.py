@@ -262,7 +262,8 @@ class Tracer:
             for size in COMMAND_BITS:
                 fields.append(value & ((1 << size) - 1))
                 value >>= size
-            found.append(Matrix(*fields[:3], bool(fields[3])))
+            rows, columns, kind, wanted = fields
+            found.append(Matrix(rows, columns, kind, bool(wanted)))
         return found
 
 

@@ -151,15 +151,20 @@ def _body(report: Mapping[str, Any], cells: Mapping[str, list[Cell]], when: str)
         counted,
         f" {when}.",
     )
-    start, theirs = max(0, _turn(cells) - SHOWN // 2), finished(window, cells, upstream)
+    theirs = finished(window, cells, upstream)
+    below = (
+        f"All {window['cycles']} cycles. Below, on the same scale, upstream's model, one step after another: it "
+        f"finishes {theirs[True]} wanted and {theirs[False]} unwanted blocks in the time in which this engine multiplies "
+        f"{edge['wanted']} and drops {edge['unwanted']}. "
+    )
+    start = max(0, _turn(cells) - SHOWN // 2)
     return "".join(
         (
             said,
             '<figure class="pipe"><div class="scroll" role="region" tabindex="0" aria-label="All cycles">',
             overview(window, cells, upstream),
-            f"</div><figcaption>All {window['cycles']} cycles. Below, on the same scale, upstream's model, one step after "
-            f"another: it finishes {theirs[True]} wanted and {theirs[False]} unwanted blocks in the time in which this "
-            f"engine multiplies {edge['wanted']} and drops {edge['unwanted']}. ",
+            "</div><figcaption>",
+            below,
             tag(upstream["provenance"]),
             "</figcaption></figure>",
             _player(window, start),
@@ -260,7 +265,7 @@ def finished(
 
 def close_up(window: Mapping[str, Any], cells: Mapping[str, list[Cell]], start: int) -> Html:
     """``SHOWN`` cycles from ``start`` on; all are drawn, and JavaScript moves what is seen."""
-    left, cycles = 78, window["cycles"]
+    left, cycles = 92, window["cycles"]
     width, height = left + SHOWN * CELL, len(STAGES) * TALL + 20
     labels, parts = [], []
     for line, (name, (title, _)) in enumerate(STAGES.items()):

@@ -35,7 +35,7 @@ MEGAHERTZ = (10, 400)
 """Of the sliders."""
 RATES = (1e-5, 1e3)
 """Tokens a second that the picture shows."""
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 335, 54, 10, 22, 44
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 335, 56, 10, 22, 44
 POINTS = 64
 """Bandwidths of a line."""
 CLOCK_UNKNOWN = "unknown: the clock is unknown"
@@ -425,8 +425,8 @@ def picture(world: World, first: Scenario) -> Html:
     ]
     text = (
         f"{first.board}, {MODELS[first.model].name}, {first.mode}: tokens a second rise with the bandwidth and level "
-        f"off where the multipliers bind. With {first.home} and batch {first.batch}: {rate_text(found.at_most)} tokens a "
-        f"second, bound by {_the(found.layer.binds)}."
+        f"off where the multipliers bind. With {first.home} and batch {first.batch}: {rate_text(found.at_most)} tokens "
+        f"a second, bound by {_the(found.layer.binds)}."
     )
     return Html(
         f'<figure class="roof"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="roofline-t roofline-d">'
@@ -563,8 +563,9 @@ def tables(world: World) -> str:
             "What if a board had another link or memory",
             table(f"Tokens a second and what would bind: {shape.name}, selected experts", head, others),
         )
-        + '</div><p class="small">“&lt;”: the clock is unknown, and the transfer alone allows no more. Rates follow '
-        "the model and the mode chosen above.</p>"
+        + f'</div><p class="small">Every rate is {tag("derived: batch / (layers x seconds of a layer)")}. “&lt;”: the '
+        "clock is unknown, and the transfer alone allows no more. The tables follow the model and the mode chosen "
+        "above.</p>"
     )
 
 
