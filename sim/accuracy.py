@@ -2,7 +2,8 @@
 
 ``python -m sim.accuracy [--record]`` multiplies a 1024 x 512 Q6_K matrix by vectors drawn from several distributions,
 once with the golden model's int16 blocks and once with llama.cpp's ``Q8_K`` activations, and prints both errors
-relative to the float64 product of the same dequantised weights. Writes ``build/sim/accuracy.json`` or ``sim/results/accuracy.json``.
+relative to the float64 product of the same dequantised weights. Writes ``build/sim/accuracy.json``, or
+``sim/results/accuracy.json``.
 """
 
 import argparse

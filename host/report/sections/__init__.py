@@ -4,6 +4,8 @@ NAMES = (
     "capacity",
     "bytes_by_batch",
     "routing",
+    "pipeline",
+    "roofline",
     "timing",
     "agents",
     "accuracy",

@@ -126,8 +126,8 @@ def _workload(name: str, report: dict[str, Any]) -> Html:
     return Html(
         f"<h3>{esc(title[0].upper() + title[1:])}</h3>"
         + paragraph(
-            f"{report['model']}; {report['tasks']} requests, {report['runs']} runs; {report['cpu']}, {report['threads']} "
-            f"thread, load {load['value']:.1f} ({load['min']:.1f}–{load['max']:.1f})",
+            f"{report['model']}; {report['tasks']} requests, {report['runs']} runs; {report['cpu']}, "
+            f"{report['threads']} thread, load {load['value']:.1f} ({load['min']:.1f}–{load['max']:.1f})",
             ": the machine was busy with other work. " if load["value"] > 1 else ". ",
             f"Board {report['board']} at {report['clock']['value'] / 1e6:.1f} MHz ",
             tag(report["clock"]["provenance"]),

@@ -22,8 +22,8 @@ TERMS = {
     "pass over a block.",
     "ledger": "An account of every byte: what was asked for must equal what was read, sent and used.",
     "MAC": "Multiply and accumulate: one product added to a sum.",
-    "mixture of experts": "A model whose layers have many experts and use a few of them for each token, so that most of "
-    "its bytes are idle most of the time.",
+    "mixture of experts": "A model whose layers have many experts and use a few of them for each token, so that most "
+    "of its bytes are idle most of the time.",
     "pass": "One expert's blocks through the multipliers for one group of token lanes.",
     "payload share": "The part of a link's bytes that is weights; the rest is framing.",
     "Q6_K": "GGML's format of 6-bit weights: 210 bytes a block of 256, 6.5625 bits a weight.",

@@ -141,7 +141,8 @@ def _cycles(inputs: Inputs) -> Part:
             ".",
         )
     )
-    sentence = f"A selected block takes {token['cycles_per_block']:.2f} cycles over a whole token and a drained one {drained:.2f}."
+    each = token["cycles_per_block"]
+    sentence = f"A selected block takes {each:.2f} cycles over a whole token and a drained one {drained:.2f}."
     return html, {"cycles": rows}, sentence
 
 
