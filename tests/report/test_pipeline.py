@@ -1,5 +1,6 @@
 """The trace of the pipeline's streams, and the section that draws it."""
 
+import itertools
 import json
 import re
 from dataclasses import asdict, replace
@@ -188,7 +189,7 @@ def test_upstream_is_drawn_as_it_says(committed):
     cells = pipeline.stages(window)
     steps = list(pipeline.their_steps(window, cells, upstream))
     assert [end - begin for _, _, begin, end in steps[:3]] == [14, 32, 16]
-    assert all(one[3] == other[2] for one, other in zip(steps, steps[1:], strict=False))
+    assert all(one[3] == other[2] for one, other in itertools.pairwise(steps))
     assert {step for step, wanted, *_ in steps if not wanted} == {"fetch", "decode"}
 
 

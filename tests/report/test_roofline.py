@@ -113,7 +113,15 @@ def test_the_answer_tells_wins_and_losses(made, world):
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [(0.00119412, "0.00119"), (0.0999, "0.0999"), (1.0, "1.00"), (25.84, "25.8"), (99.96, "100.0"), (123.4, "123")],
+    [
+        (0.00119412, "0.00119"),
+        (0.0999, "0.0999"),
+        (1.0, "1.00"),
+        (25.84, "25.8"),
+        (99.96, "100"),
+        (123.4, "123"),
+        (1234.0, "1230"),
+    ],
 )
 def test_rates_have_three_digits(rate, text):
     assert roofline.rate_text(rate) == text

@@ -214,7 +214,8 @@ def rate_text(rate: float | None) -> str:
     """Three digits, as the page's JavaScript writes them."""
     if rate is None:
         return "unknown"
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.{max(0, 2 - math.floor(math.log10(rate)))}f}"
+    rounded = float(f"{rate:.2e}")
+    return f"{rounded:.{max(0, 2 - math.floor(math.log10(rounded)))}f}"
 
 
 def table_rows(world: World) -> Iterator[dict[str, Any]]:

@@ -83,7 +83,10 @@
     if (Math.abs(value) >= 1e4) return Math.round(value).toLocaleString("en-US");
     return Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(4))) : value.toExponential(3);
   };
-  const rateText = (rate) => (rate >= 100 ? rate.toFixed(0) : rate.toFixed(Math.max(0, 2 - Math.floor(Math.log10(rate)))));
+  const rateText = (rate) => {
+    const rounded = Number(rate.toPrecision(3));
+    return rounded.toFixed(Math.max(0, 2 - Math.floor(Math.log10(rounded))));
+  };
   const tag = (element, provenance) => {
     const word = provenance.split(/[: ]/)[0];
     const mark = document.createElement("span"), sign = document.createElement("span");
