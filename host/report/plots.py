@@ -107,7 +107,8 @@ def _colours(*, light: bool, **settings: Any) -> Iterator[None]:
     """While drawing: the names above mean what stands for them, or the light colours."""
     names = colors.get_named_colors_mapping()
     names.update({f"report:{name}": pair[light] for name, pair in COLOURS.items()})
-    with matplotlib.rc_context(SETTINGS | settings):
+    given: dict[Any, Any] = SETTINGS | settings
+    with matplotlib.rc_context(given):
         yield
 
 
@@ -164,7 +165,8 @@ def panels(figure: Figure, count: int, narrow: bool, across: int = 2, **options:
 def line(axes: Axes, x: Sequence[float], y: Sequence[float], provenance: str, label: str, **options: Any) -> None:
     """A line in the way of its provenance, whose word is part of its label."""
     word = provenance.split(":")[0].split(" ")[0]
-    axes.plot(x, y, **(STYLES[word] | {"label": f"{label} ({word})"} | options))
+    given: dict[str, Any] = STYLES[word] | {"label": f"{label} ({word})"} | options
+    axes.plot(x, y, **given)
 
 
 def powers(axes: Axes, values: Sequence[int], label: str) -> None:

@@ -252,7 +252,7 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
         )
         word = source.provenance.split(":")[0]
         x = [union.batch for union in source.unions]
-        style = plots.STYLES[word] | {"linestyle": "-"}
+        style: dict[str, Any] = plots.STYLES[word] | {"linestyle": "-"}
         panel.plot(
             x,
             [union.mean * size / union.batch for union in source.unions],
@@ -277,7 +277,10 @@ def _draw(figure: Any, narrow: bool, found: list[Source]) -> None:
             "\n".join(textwrap.wrap(f"{source.name}: {source.used} of {source.experts}", 38 if narrow else 25))
         )
         panel.set_ylabel("MB a layer and token")
-    lines = {"all experts (derived)": (plots.B, ":", ""), "independent (derived)": (plots.SOFT, "--", "")}
+    lines: dict[str, tuple[Any, Any, Any]] = {
+        "all experts (derived)": (plots.B, ":", ""),
+        "independent (derived)": (plots.SOFT, "--", ""),
+    }
     lines |= {"union (counted)": (plots.A, "-", "s"), "union (reported)": (plots.A, "-", "^")}
     handles = [
         Line2D(

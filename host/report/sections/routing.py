@@ -191,16 +191,14 @@ def _draw_heat(fig: Any, narrow: bool, made: list[dict[str, Any]]) -> None:
     axes = plots.panels(fig, len(made), narrow, across=len(made))
     for panel, trace in zip(axes, made, strict=True):
         counts = np.array(trace["counts"], float) / trace["tokens"]
-        image = panel.imshow(counts, aspect="auto", cmap="cividis", vmin=0, vmax=0.5, interpolation="nearest")
+        panel.imshow(counts, aspect="auto", cmap="cividis", vmin=0, vmax=0.5, interpolation="nearest")
         panel.set_title(f"{short(trace['model'])}\n{trace['experts_used']} of {trace['experts']} (counted)")
         panel.set_xlabel("expert")
         panel.set_ylabel("layer")
-    bar = fig.colorbar(image, ax=axes, location="bottom" if narrow else "right", fraction=0.05, aspect=30)
+    bar = fig.colorbar(axes[0].images[0], ax=axes, location="bottom" if narrow else "right", fraction=0.05, aspect=30)
     bar.set_label("share of tokens that chose it")
     bar.outline.set_visible(False)
-    bar.ax.set_xticks([0, 0.25, 0.5], ["0", "25 %", "50 % or more"]) if narrow else bar.ax.set_yticks(
-        [0, 0.25, 0.5], ["0", "25 %", "≥ 50 %"]
-    )
+    bar.set_ticks([0, 0.25, 0.5], labels=["0", "25 %", "≥ 50 %"])
 
 
 def _draw_skew(fig: Any, made: list[dict[str, Any]], granite: NDArray[np.float64]) -> None:

@@ -452,14 +452,16 @@ CLAIMS = (
 
 
 def results(inputs: Inputs) -> list[Result]:
-    """Every claim; unknown where its input is absent or broken."""
-    found = []
-    for claim in CLAIMS:
-        try:
-            found.append(Result(claim, *claim.check(inputs)))
-        except (InputError, SecondsError) as error:
-            found.append(Result(claim, UNKNOWN, str(error), "unknown"))
-    return found
+    """Every claim."""
+    return [judge(claim, inputs) for claim in CLAIMS]
+
+
+def judge(claim: Claim, inputs: Inputs) -> Result:
+    """One claim; unknown where its input is absent or broken."""
+    try:
+        return Result(claim, *claim.check(inputs))
+    except (InputError, SecondsError) as error:
+        return Result(claim, UNKNOWN, str(error), "unknown")
 
 
 def section(inputs: Inputs) -> Section:
