@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles replay traces cache-replay cosim faults link-rate pipeline report suite capacity agents netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles host-layer replay traces cache-replay cosim faults link-rate pipeline report suite capacity agents netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ sweep: $(VENV)/.plot ## what slow links and late stores cost, and what asking ah
 
 layer-cycles: $(VENV)/.sim ## cycles of a Granite-size layer by batch and token lanes, in the Verilated hardware (minutes)
 	@$(PY) -m sim.layer_cycles $(if $(RECORD),--record)
+
+host-layer: $(VENV)/.sim ## what a Granite-size layer takes in software on this host, by batch, all experts and the union (minutes)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m sim.host_layer $(if $(RECORD),--record)
 
 pipeline: $(VENV)/.sim ## what fetch, align, decode, MAC and drain do in each cycle, traced in the Verilated hardware (a minute)
 	@$(PY) -m sim.trace $(if $(RECORD),--record)

@@ -24,6 +24,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "capacity": ("make capacity RECORD=1", ("rows", "claims", "provenance")),
     "faults": ("make faults RECORD=1", ("total.faults", "total.wrong", "rows", "provenance")),
     "hls4ml": ("make hls4ml RECORD=1", ("errors", "engine", "derived")),
+    "host_layer": ("make host-layer RECORD=1", ("rows", "runs", "load", "provenance")),
     "layer_cycles": ("make layer-cycles RECORD=1", ("rows", "expert_blocks", "bit_exact", "provenance")),
     "link": ("make link-rate RECORD=1", ("axis.payload_share", "uart.payload_share", "driver", "provenance")),
     "netlist": ("make netlist RECORD=1", ("equal", "layers", "provenance")),

@@ -228,7 +228,7 @@ def test_the_tables_are_the_jsons(opened):
         assert result.figure in shown
     storage = {mode["mode"]: mode for mode in inputs.need("storage")["modes"]}
     head, *lines = next(
-        each for each in (table(tab, f"#timing table >> nth={n}") for n in range(4)) if each[0][1:] == list(storage)
+        each for each in (table(tab, f"#timing table >> nth={n}") for n in range(5)) if each[0][1:] == list(storage)
     )
     for line, what in zip(lines, ("ceiling", "feed", "feed_ahead", "framing", "framing_ahead"), strict=True):
         for mode, cell in zip(head[1:], line[1:], strict=True):

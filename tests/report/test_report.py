@@ -37,6 +37,7 @@ USERS = {
     "agents": {"agents"},
     "capacity": {"capacity"},
     "hls4ml": {"accuracy"},
+    "host_layer": {"timing"},
     "layer_cycles": {"timing"},
     "pipeline": {"pipeline"},
     "routing": {"bytes_by_batch"},

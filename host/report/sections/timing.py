@@ -25,7 +25,7 @@ def section(inputs: Inputs) -> Section:
     missing: list[str] = []
     data: dict[str, list[dict[str, Any]]] = {}
     parts, said = [], []
-    for part in (_cycles, _boards, _storage, _ahead, _sweep, _reported):
+    for part in (_cycles, _boards, _host, _storage, _ahead, _sweep):
         try:
             html, tables, sentence = part(inputs)
         except (InputError, SecondsError) as error:
@@ -444,26 +444,103 @@ def _sweep(inputs: Inputs) -> Part:
     return html, {"asking_ahead": rows}, ""
 
 
-def _reported(inputs: Inputs) -> Part:
-    """What the other project reports of its host, to stand beside ours."""
-    upstream = inputs.upstream()["host_tokens_per_second"]
+def _host(inputs: Inputs) -> Part:
+    """A layer in software on this host, by batch; what the other project reports of its host beside it."""
+    report, upstream = inputs.need("host_layer"), inputs.upstream()["host_tokens_per_second"]
+    rows = report["rows"]
+    names = {"all": "all experts read", "union": "the union read"}
+
+    def draw(fig: Any, narrow: bool) -> None:
+        axes = fig.subplots()
+        for shift, colour, (schedule, name) in zip((0.97, 1.03), (plots.B, plots.A), names.items(), strict=True):
+            mine = [row for row in rows if row["schedule"] == schedule]
+            values = [row["cpu_seconds"] for row in mine]
+            axes.errorbar(
+                [row["batch"] * shift for row in mine],
+                [1e3 * each["median"] / row["batch"] for row, each in zip(mine, values, strict=True)],
+                yerr=[
+                    [
+                        1e3 * abs(each["median"] - each[end]) / row["batch"]
+                        for row, each in zip(mine, values, strict=True)
+                    ]
+                    for end in ("min", "max")
+                ],
+                color=colour,
+                marker="o",
+                capsize=3,
+                label=f"{name} (measured)",
+            )
+        plots.powers(axes, sorted({row["batch"] for row in rows}), "batch, tokens")
+        axes.set_ylabel("CPU ms a layer and token")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.legend()
+
+    def cell(each: dict[str, Any], form: str, scale: float = 1) -> str:
+        return f"{each['median'] * scale:{form}} ({each['min'] * scale:{form}}–{each['max'] * scale:{form}})"
+
     html = Html(
-        "<h3>Beside it: another project's host</h3>"
+        "<h3>The same layer in software, on one host</h3>"
         + paragraph(
-            "sw-ml-study/emufpga computes experts in scalar Rust on its host; another machine and another kind of "
-            "figure, so no ratio is "
-            "taken. Ours on this host: ",
-            Html('<a href="#agents">agents</a>. '),
-            tag(upstream["provenance"]),
+            f"The control that needs no hardware: read, decode, multiply, in NumPy and one thread, {report['cpus']} "
+            f"cores, load {report['load']:.1f} at the end. Decoding is most of it, and only wanted experts are decoded, "
+            "so in the page cache it hardly matters how many are read. ",
+            tag(report["provenance"]["seconds"]),
+        )
+        + plots.picture(
+            "host-layer",
+            "CPU time of one Granite-size layer in software, a token, by batch: median and min–max",
+            "; ".join(
+                f"{names[row['schedule']]}, batch {row['batch']}: {cell(row['cpu_seconds'], '.0f', 1e3)} ms"
+                for row in rows
+            ),
+            draw,
+            height=(3.0, 3.0),
         )
         + table(
-            "Tokens/s, median (min–max) of 7 runs (reported)",
-            ["schedule", "batch", "tokens/s"],
+            f"One layer, median (min–max) of {report['runs']} runs (measured)",
+            ["schedule", "batch", "experts read", "ms a layer", "CPU ms a layer", "tokens/s, this layer alone"],
             [
-                [esc(row["schedule"]), str(row["batch"]), f"{row['median']} ({row['min']}–{row['max']})"]
-                for row in upstream["rows"]
+                [
+                    names[row["schedule"]],
+                    row["batch"],
+                    row["experts_read"],
+                    cell(row["seconds"], ".0f", 1e3),
+                    cell(row["cpu_seconds"], ".0f", 1e3),
+                    cell(row["layer_tokens_per_second"], ".1f"),
+                ]
+                for row in rows
             ],
-            words=2,
+        )
+        + details(
+            "What sw-ml-study/emufpga reports of its host",
+            paragraph(
+                "Experts of a block in scalar Rust on another machine, so no ratio is taken. ",
+                tag(upstream["provenance"]),
+            )
+            + table(
+                "Tokens/s, median (min–max) of 7 runs (reported)",
+                ["schedule", "batch", "tokens/s"],
+                [
+                    [esc(row["schedule"]), str(row["batch"]), f"{row['median']} ({row['min']}–{row['max']})"]
+                    for row in upstream["rows"]
+                ],
+                words=2,
+            ),
         )
     )
-    return html, {"reported_host": upstream["rows"]}, ""
+    flat = [
+        {
+            "schedule": row["schedule"],
+            "batch": row["batch"],
+            "experts_read": row["experts_read"],
+            **{
+                f"{key}{'' if part == 'median' else '_' + part}": row[key][part]
+                for key in ("seconds", "cpu_seconds", "layer_tokens_per_second")
+                for part in ("median", "min", "max")
+            },
+            "n": row["seconds"]["n"],
+        }
+        for row in rows
+    ]
+    return html, {"host": flat, "reported_host": upstream["rows"]}, ""
