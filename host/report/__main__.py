@@ -66,7 +66,8 @@ def made(inputs: Inputs) -> str:
     """The page's foot: from what it was made."""
     changed = "" if inputs.clean else ", with results that are not committed"
     return (
-        f"Made by <code>make report</code> from commit {page.esc(inputs.head())}{changed}; every input with its date and "
+        f"Made by <code>make report</code> from commit {page.esc(inputs.head())}{changed}; every input with its date "
+        "and "
         'commit is in the <a href="#ledger">ledger</a>. MIT licence, the emufpga authors.'
     )
 

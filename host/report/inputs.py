@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FRESH = Path("build") / "sim"
 """Where a command without ``RECORD=1`` leaves its result."""
+UPSTREAM = Path("host") / "report" / "upstream.json"
 UNKNOWN = "unknown"
 NOT_COMMITTED = "not committed"
 
@@ -66,7 +67,9 @@ class Inputs:
     def __init__(self, root: Path = ROOT, *, fresh: bool = False) -> None:
         self.root = root
         self._fresh = fresh
-        self._changed = self._git("status", "--porcelain", "--untracked-files=all", "--", "sim", "boards", "models")
+        self._changed = self._git(
+            "status", "--porcelain", "--untracked-files=all", "--", "sim", "boards", "models", "host/report"
+        )
         self._read: dict[str, Input] = {}
 
     def get(self, name: str) -> Input:
@@ -95,6 +98,13 @@ class Inputs:
         """The 45 tasks, as they come with the model."""
         return self._load(Path("models") / "tiny-moe-suite.json", "make train", ("tasks",))
 
+    def upstream(self) -> Any:
+        """What sw-ml-study/emufpga reports of itself, to stand beside ours."""
+        found = self._load(UPSTREAM, UNKNOWN, ("source",))
+        if found.problem:
+            raise InputError(found.problem)
+        return found.data
+
     def every(self) -> Iterator[Input]:
         """All that there is and all that should be, whether a section shows it or not."""
         folder = self.root / "sim" / "results"
@@ -102,6 +112,7 @@ class Inputs:
             yield self.get(name)
         yield from self.boards()
         yield self.suite()
+        yield self._load(UPSTREAM, UNKNOWN, ("source",))
 
     def problems(self) -> list[str]:
         return [found.problem for found in self.every() if found.problem]

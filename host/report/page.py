@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ STATIC = Path(__file__).with_name("static")
 MARKS: Mapping[str, tuple[str, str]] = {
     "measured": ("●", "taken from a clock or a meter on a machine that is named"),
     "counted": ("#", "an exact count: cycles of the simulated hardware, bytes of a file, experts of a trace"),
-    "routed": ("⌗", "from a placed and routed design, by the tool's own timing analysis"),
+    "routed": ("◆", "from a placed and routed design, by the tool's own timing analysis"),
     "datasheet": ("▤", "from a vendor's data sheet"),
     "reported": ("❝", "published by somebody else, who is named"),
     "derived": ("=", "calculated from other figures; the equation is given"),
@@ -52,11 +53,11 @@ def esc(text: object) -> Html:
 
 
 def kind(provenance: str) -> str:
-    """The word of a provenance such as ``counted: by the engine``; ``ValueError`` for one that is none."""
-    word = provenance.split(":")[0].split(" ")[0]
-    if word not in MARKS:
-        raise ValueError(f"{provenance!r} does not begin with one of {', '.join(MARKS)}")
-    return word
+    """The word of ``counted: by the engine``, or of ``a board, routed: by T``; ``ValueError`` where it has none."""
+    found = re.match(rf"({'|'.join(MARKS)})\b", provenance) or re.search(rf"\b({'|'.join(MARKS)}):", provenance)
+    if found is None:
+        raise ValueError(f"{provenance!r} says none of {', '.join(MARKS)}")
+    return found[1]
 
 
 def tag(provenance: str) -> Html:
@@ -141,9 +142,7 @@ def render(sections: Sequence[Section], top: str, made: str) -> str:
     parts = {
         "style": _static("page.css") + "".join(_static(f"{each.id}.css") for each in sections),
         "script": _static("page.js") + "".join(_static(f"{each.id}.js") for each in sections),
-        "links": "".join(
-            f'<li><a href="#{each.id}">{esc(each.title)}{_flag(each)}</a></li>' for each in sections
-        ),
+        "links": "".join(f'<li><a href="#{each.id}">{esc(each.title)}{_flag(each)}</a></li>' for each in sections),
         "top": top,
         "sections": "".join(map(_section, sections)),
         "data": "".join(_data(each) for each in sections if each.data),

@@ -16,11 +16,11 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import colors, pyplot  # noqa: E402  (after the backend)
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib import colors, pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from host.report.page import Html, esc  # noqa: E402
+from host.report.page import Html, esc
 
 WIDE, NARROW = 7.6, 3.5
 """Inches, at 100 dots an inch on the screen."""
