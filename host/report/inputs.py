@@ -27,7 +27,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "layer_cycles": ("make layer-cycles RECORD=1", ("rows", "expert_blocks", "bit_exact", "provenance")),
     "link": ("make link-rate RECORD=1", ("axis.payload_share", "uart.payload_share", "driver", "provenance")),
     "netlist": ("make netlist RECORD=1", ("equal", "layers", "provenance")),
-    "pipeline": ("make pipeline RECORD=1", ()),
+    "pipeline": ("make pipeline RECORD=1", ("figures", "window.points", "upstream", "provenance")),
     "routing": ("python -m host.routing TRACE.csv ... --record", ("traces", "provenance")),
     "storage": ("emufpga bench storage FILE.gguf --json sim/results/storage.json", ("modes", "provenance")),
     "suite": ("make suite RECORD=1", ("rows", "right", "tasks", "provenance")),
