@@ -154,8 +154,8 @@ def _body(report: Mapping[str, Any], cells: Mapping[str, list[Cell]], when: str)
     theirs = finished(window, cells, upstream)
     below = (
         f"All {window['cycles']} cycles. Below, on the same scale, upstream's model, one step after another: it "
-        f"finishes {theirs[True]} wanted and {theirs[False]} unwanted blocks in the time in which this engine multiplies "
-        f"{edge['wanted']} and drops {edge['unwanted']}. "
+        f"finishes {theirs[True]} wanted and {theirs[False]} unwanted blocks in the time in which this engine "
+        f"multiplies {edge['wanted']} and drops {edge['unwanted']}. "
     )
     start = max(0, _turn(cells) - SHOWN // 2)
     return "".join(

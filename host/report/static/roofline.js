@@ -304,7 +304,7 @@
     if (!asked) return false;
     ask = asked.found;
     show(asked.bad);
-    document.getElementById("roofline").scrollIntoView();
+    document.getElementById("roofline").scrollIntoView({ behavior: "instant" });
     return true;
   };
   window.addEventListener("hashchange", follow);
