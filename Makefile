@@ -12,7 +12,7 @@ SEEDS ?= 1,2,3
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles host-layer replay traces cache-replay cosim faults link-rate pipeline report suite capacity agents netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles host-layer replay traces cache-replay cosim faults link-rate pipeline report screenshots suite capacity agents netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,7 +81,10 @@ link-rate: $(VENV)/.sim ## what the link costs, counted in RTL, and what the dri
 	@$(PY) -m sim.link_rate $(if $(RECORD),--record)
 
 report: $(VENV)/.report ## every committed result as one page: build/report/index.html (FRESH=1: with build/sim/'s in their place)
-	@$(PY) -m host.report $(if $(FRESH),--fresh) $(if $(RECORD),--docs)
+	@$(PY) -m host.report $(if $(FRESH),--fresh)
+
+screenshots: $(VENV)/.test ## the pictures of the report that README shows (needs Debian's chromium)
+	@$(PY) -m tests.report.screenshots
 
 suite: $(VENV)/.test ## the 45 tasks: transformers, llama.cpp, golden and the Verilated device; scores, tokens, bits of the logits (minutes)
 	@$(PY) -m tests.suite $(if $(RECORD),--record)

@@ -19,7 +19,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m host.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "report", metavar="DIR", help="(build/report)")
     parser.add_argument("--fresh", action="store_true", help="results in build/sim/ take the place of committed ones")
-    parser.add_argument("--docs", action="store_true", help="also write the pictures that docs/ shows")
     args = parser.parse_args(argv)
     begin = perf_counter()
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FRESH = Path("build") / "sim"
 """Where a command without ``RECORD=1`` leaves its result."""
 UPSTREAM = Path("host") / "report" / "upstream.json"
+PUBLISHED = "none: figures that others publish"
 UNKNOWN = "unknown"
 NOT_COMMITTED = "not committed"
 
@@ -28,7 +29,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "layer_cycles": ("make layer-cycles RECORD=1", ("rows", "expert_blocks", "bit_exact", "provenance")),
     "link": ("make link-rate RECORD=1", ("axis.payload_share", "uart.payload_share", "driver", "provenance")),
     "netlist": ("make netlist RECORD=1", ("equal", "layers", "provenance")),
-    "pipeline": ("make pipeline RECORD=1", ("window", "figures", "upstream", "provenance")),
+    "pipeline": ("make pipeline RECORD=1", ("figures", "window.points", "upstream", "provenance")),
     "routing": ("python -m host.routing TRACE.csv ... --record", ("traces", "provenance")),
     "storage": ("emufpga bench storage FILE.gguf --json sim/results/storage.json", ("modes", "provenance")),
     "suite": ("make suite RECORD=1", ("rows", "right", "tasks", "provenance")),
@@ -101,7 +102,7 @@ class Inputs:
 
     def upstream(self) -> Any:
         """What sw-ml-study/emufpga reports of itself, to stand beside ours."""
-        found = self._load(UPSTREAM, UNKNOWN, ("source",))
+        found = self._load(UPSTREAM, PUBLISHED, ("source",))
         if found.problem:
             raise InputError(found.problem)
         return found.data
@@ -113,7 +114,7 @@ class Inputs:
             yield self.get(name)
         yield from self.boards()
         yield self.suite()
-        yield self._load(UPSTREAM, UNKNOWN, ("source",))
+        yield self._load(UPSTREAM, PUBLISHED, ("source",))
 
     def problems(self) -> list[str]:
         return [found.problem for found in self.every() if found.problem]

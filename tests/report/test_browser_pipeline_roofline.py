@@ -200,6 +200,7 @@ def test_every_control_of_the_roofline(opened, world, width):
     ask = Scenario(first.board, "gbe", batch=16, bandwidth=megabytes * 1e6, clock=42e6, experts=100, used=4)
     expect(tab, world, ask)
     assert "derived" in tab.inner_text("#roofline-batch-tag")
+    assert "bandwidth, clock, experts a layer, experts a token" in tab.inner_text("#roofline-said")
     set_slider(tab, "#roofline-experts", 3)  # fewer than a token chooses: it then chooses all
     expect(tab, world, Scenario(first.board, "gbe", batch=16, bandwidth=megabytes * 1e6, clock=42e6, experts=3, used=3))
     tab.click("#roofline-reset")
@@ -303,6 +304,8 @@ def test_every_control_of_the_pipeline(opened, sections, width):
         here, seen = (tab.locator(name).bounding_box() for name in ("#pipeline-here", "#pipeline-close"))
         assert seen["x"] <= here["x"]
         assert here["x"] + here["width"] <= seen["x"] + seen["width"] + 1
+        cursor, held = (tab.locator(name).bounding_box() for name in ("#pipeline-cursor", ".pipe .scroll"))
+        assert held["x"] <= cursor["x"] <= held["x"] + held["width"]
     tab.click("#pipeline-on")
     assert now(tab) == last
 

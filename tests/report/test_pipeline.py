@@ -209,6 +209,9 @@ def test_an_absent_trace_is_named(tmp_path):
 def test_a_broken_trace_is_named(tmp_path, committed):
     made_section = pipeline.section(put(tmp_path, "{"))
     assert "not JSON" in made_section.missing[0]
+    without = tmp_path / "without"
+    made_section = pipeline.section(put(without, {"figures": {}, "window": {}}))
+    assert "has no key 'window.points'" in made_section.missing[0]
     changed = json.loads(json.dumps(committed))
     changed["window"]["points"][2]["states"] = changed["window"]["points"][2]["states"].replace("x", ".", 1)
     other = tmp_path / "other"

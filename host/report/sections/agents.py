@@ -135,7 +135,7 @@ def _workload(name: str, report: dict[str, Any]) -> Html:
         )
         + plots.picture(
             f"agents-{name}",
-            f"{label[0].upper() + label[1:]} by requests at a time; left on this machine's clock, right on the board's",
+            f"{label[0].upper() + label[1:]} by requests at a time, first on this machine's clock, then on the board's",
             _describe(report, metric),
             lambda fig, narrow: _draw(fig, narrow, report, metric),
             height=(3.9, 7.4),

@@ -101,7 +101,8 @@ def section(inputs: Inputs) -> Section:
             term("tape"),
             " or ",
             term("selected"),
-            "; both need the same memory. Cached: serial, and half of every layer's experts kept. ",
+            "; both need the same memory. Cached: serial, and half of every layer's experts kept. All in one memory "
+            "here; the input path and the cache may lie in the host's RAM and the rest on the GPU. ",
             tag(PROVENANCE["floor"]),
         )
         + plots.picture(

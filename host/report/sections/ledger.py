@@ -13,7 +13,7 @@ def section(inputs: Inputs) -> Section:
     answer = (
         f"{len(every) - len(bad)} of {len(every)} inputs are there and whole"
         + (f"; {len(bad)} are not, and are named below" if bad else "")
-        + (f"; {len(loose)} are not as committed." if loose else ", all as committed.")
+        + (f"; {len(loose)} not as committed." if loose else ", all as committed.")
     )
     body = Html(
         paragraph(
@@ -27,7 +27,10 @@ def section(inputs: Inputs) -> Section:
         + table(
             "Inputs",
             ["file", "state", "date", "commit", "made by"],
-            [[command(each.path), _state(each), each.date, each.commit, command(each.command)] for each in every],
+            [
+                [command(each.path), _state(each), _line(each.date), _line(each.commit), _made_by(each)]
+                for each in every
+            ],
             words=5,
         )
     )
@@ -51,6 +54,14 @@ def section(inputs: Inputs) -> Section:
         {"inputs": rows},
         [each.problem for each in bad if each.problem],
     )
+
+
+def _line(text: str) -> Html:
+    return Html(f'<span class="figure">{esc(text)}</span>')
+
+
+def _made_by(each: Input) -> Html:
+    return esc(each.command) if each.command.startswith("none") else command(each.command)
 
 
 def _state(each: Input) -> Html:

@@ -61,7 +61,8 @@ def section(inputs: Inputs) -> Section:
         )
         + "<h3>Get it again</h3>"
         + table(
-            "Each command writes the file of its name in sim/results/ (a clean clone, make and Python 3.11 suffice)",
+            "Each command writes the file of its name in sim/results/ (a clean clone, make and Python 3.11 suffice; "
+            "routes are files of yours)",
             ["result", "command"],
             [[name, command(text)] for name, (text, _) in KINDS.items()],
             words=2,

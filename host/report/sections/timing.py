@@ -325,7 +325,7 @@ def _ahead(inputs: Inputs) -> Part:
         axes.set_yticks(ticks, names)
         axes.invert_yaxis()
         axes.set_xlabel(
-            "% gained: median and min–max (measured)"
+            "% gained, min–max (measured)"
             if narrow
             else "% more bytes a second with a thread that reads ahead: median and min–max (measured)"
         )
@@ -483,8 +483,8 @@ def _host(inputs: Inputs) -> Part:
         "<h3>The same layer in software, on one host</h3>"
         + paragraph(
             f"The control that needs no hardware: read, decode, multiply, in NumPy and one thread, {report['cpus']} "
-            f"cores, load {report['load']:.1f} at the end. Decoding is most of it, and only wanted experts are decoded, "
-            "so in the page cache it hardly matters how many are read. ",
+            f"cores, load {report['load']:.1f} at the end. Decoding is most of it, and only wanted experts are "
+            "decoded, so in the page cache it hardly matters how many are read. ",
             tag(report["provenance"]["seconds"]),
         )
         + plots.picture(

@@ -36,6 +36,8 @@
     seen.setAttribute("viewBox", `${first * cell} 0 ${shown * cell} ${height}`);
     here.setAttribute("x", String(at * cell));
     cursor.setAttribute("x", String(left + at * scale));
+    const held = all.parentElement, x = ((left + at * scale) * all.clientWidth) / all.viewBox.baseVal.width;
+    if (x < held.scrollLeft || x > held.scrollLeft + held.clientWidth) held.scrollLeft = x - held.clientWidth / 2;
     get("close-t").textContent = `Close-up of cycles ${first} to ${first + shown - 1}, each stage with its block and transfer`;
   };
   const stop = () => {

@@ -199,8 +199,10 @@
     if (!now.fits) return `${who}: ${short(now.bank)} B of experts do not fit the board's ${short(board.memory_bytes)} B.`;
     if (now.rate === null) return `${who}: unknown, for nobody knows the clock yet; the transfer alone allows no more than ${rateText(now.atMost)} tokens/s.`;
     const more = now.rate < 1 ? ` (${short(ask.batch / now.rate)} s for ${ask.batch > 1 ? "the batch" : "a token"})` : "";
+    const set = [["bandwidth", "bandwidth"], ["clock", "clock"], ["experts", "experts a layer"], ["used", "experts a token"]].filter(([name]) => ask[name] !== undefined);
+    const assumed = set.length ? ` Assumed, as set here: ${set.map((each) => each[1]).join(", ")}.` : "";
     const not = now.own ? "" : " The board does not have it: what if it had.";
-    return `${who}: ${rateText(now.rate)} tokens/s${more}; the ${now.binds} ${now.binds === "link" || now.binds === "memory" ? "binds" : "bind"}.${not}`;
+    return `${who}: ${rateText(now.rate)} tokens/s${more}; the ${now.binds} ${now.binds === "link" || now.binds === "memory" ? "binds" : "bind"}.${not}${assumed}`;
   };
   const equation = (now) => {
     const { shape, board, home, link } = parts(ask);
@@ -302,7 +304,7 @@
     if (!asked) return false;
     ask = asked.found;
     show(asked.bad);
-    document.getElementById("roofline").scrollIntoView();
+    document.getElementById("roofline").scrollIntoView({ behavior: "instant" });
     return true;
   };
   window.addEventListener("hashchange", follow);
