@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 from urllib.parse import parse_qs
 from urllib.request import url2pathname
@@ -15,13 +14,6 @@ from host.report.inputs import Inputs
 from host.report.sections import pipeline, roofline
 from host.report.sections.roofline import Scenario
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test does it")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 PHONE, DESKTOP = 390, 1440
 SIZES = [(width, scheme) for width in (PHONE, DESKTOP) for scheme in ("light", "dark")]
 
@@ -46,38 +38,12 @@ def address(tmp_path_factory, sections):
     return path.as_uri()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        yield found
-        found.close()
-
-
 @pytest.fixture
-def opened(browser, address):
-    """Opens the page, at a width, in a colour scheme, at a hash; what goes wrong there fails the test."""
-    contexts, trouble = [], []
-
+def opened(visit, address):
     def open_page(hash_="", width=DESKTOP, scheme="light", script=True):
-        context = browser.new_context(
-            viewport={"width": width, "height": 900},
-            color_scheme=scheme,
-            reduced_motion="reduce",
-            java_script_enabled=script,
-        )
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda message: trouble.append(message.text))
-        tab.on("pageerror", lambda error: trouble.append(str(error)))
-        tab.on("request", lambda request: trouble.append(request.url) if not request.url.startswith(address) else None)
-        tab.goto(address + hash_)
-        return tab
+        return visit(address + hash_, width, scheme, script=script)
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert trouble == []
+    return open_page
 
 
 def value(tab, name):
