@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
 from host.report import page, plots, top
-from host.report.inputs import ROOT, Inputs
+from host.report.inputs import ROOT, Input, Inputs
 from host.report.page import Section
 from host.report.sections import NAMES
 
@@ -29,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     inputs = Inputs(fresh=args.fresh)
     for problem in (problems := inputs.problems()):
         say(f"missing: {problem}")
-    sections, failed = build(inputs, args.out, say)
+    sections, failed, sources = build(inputs, args.out, say)
     path = args.out / "index.html"
     args.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.render(sections, top.first_screen(inputs, sections), made(inputs)), encoding="utf-8")
+    path.write_text(page.render(sections, top.first_screen(inputs, sections), made(inputs), sources), encoding="utf-8")
     say(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB), pictures beside it")
     if problems:
         say(f"{len(problems)} inputs are absent or broken; the page names each")
@@ -41,17 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def build(inputs: Inputs, folder: Path | None, say=lambda text: None) -> tuple[list[Section], list[str]]:
-    """All sections in order, and what failed; ``folder`` gets the pictures as PNG."""
+def build(
+    inputs: Inputs, folder: Path | None, say: Callable[[str], None] = lambda text: None
+) -> tuple[list[Section], list[str], dict[str, list[Input]]]:
+    """All sections in order, what failed, and what each was made from; ``folder`` gets the pictures as PNG."""
     plots.FOLDER = folder
-    sections, failed = [], []
+    sections, failed, sources = [], [], {}
     for name in NAMES:
         say(f"section {name}")
+        inputs.used.clear()
         made, problem = page.make(_section(name), name, inputs)
         sections.append(made)
+        sources[made.id] = list(inputs.used.values())
         if problem:
             failed.append(problem)
-    return sections, failed
+    return sections, failed, sources
 
 
 def _section(name: str):

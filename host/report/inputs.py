@@ -15,6 +15,8 @@ FRESH = Path("build") / "sim"
 """Where a command without ``RECORD=1`` leaves its result."""
 UPSTREAM = Path("host") / "report" / "upstream.json"
 PUBLISHED = "none: figures that others publish"
+WATCHED = (Path("sim") / "results", Path("boards") / "results", Path("models"), UPSTREAM)
+"""What the page is made from."""
 UNKNOWN = "unknown"
 NOT_COMMITTED = "not committed"
 
@@ -69,13 +71,16 @@ class Inputs:
     def __init__(self, root: Path = ROOT, *, fresh: bool = False) -> None:
         self.root = root
         self._fresh = fresh
-        self._changed = self._git(
-            "status", "--porcelain", "--untracked-files=all", "--", "sim", "boards", "models", "host/report"
-        )
+        self._changed = self._git("status", "--porcelain", "--untracked-files=all", "--", *map(str, WATCHED))
         self._read: dict[str, Input] = {}
+        self.used: dict[str, Input] = {}
+        """Files that were asked for since this was emptied."""
 
     def get(self, name: str) -> Input:
         """A result of sim/results/, by its name without .json."""
+        return self._use(self._result(name))
+
+    def _result(self, name: str) -> Input:
         command, keys = KINDS.get(name, (UNKNOWN, ()))
         if self._fresh and (self.root / FRESH / f"{name}.json").exists():
             return self._load(FRESH / f"{name}.json", command, keys, fresh=True)
@@ -90,6 +95,9 @@ class Inputs:
 
     def boards(self) -> list[Input]:
         """All of boards/results/."""
+        return [self._use(found) for found in self._boards()]
+
+    def _boards(self) -> list[Input]:
         folder = self.root / "boards" / "results"
         return [
             self._load(path.relative_to(self.root), f"make synth BOARD={path.stem} RECORD=1", BOARD_KEYS)
@@ -102,7 +110,7 @@ class Inputs:
 
     def upstream(self) -> Any:
         """What sw-ml-study/emufpga reports of itself, to stand beside ours."""
-        found = self._load(UPSTREAM, PUBLISHED, ("source",))
+        found = self._use(self._load(UPSTREAM, PUBLISHED, ("source",)))
         if found.problem:
             raise InputError(found.problem)
         return found.data
@@ -111,10 +119,14 @@ class Inputs:
         """All that there is and all that should be, whether a section shows it or not."""
         folder = self.root / "sim" / "results"
         for name in sorted({*KINDS, *(path.stem for path in folder.glob("*.json"))}):
-            yield self.get(name)
-        yield from self.boards()
+            yield self._result(name)
+        yield from self._boards()
         yield self.suite()
         yield self._load(UPSTREAM, PUBLISHED, ("source",))
+
+    def _use(self, found: Input) -> Input:
+        self.used[found.path] = found
+        return found
 
     def problems(self) -> list[str]:
         return [found.problem for found in self.every() if found.problem]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from host.report.inputs import Input
+
 STATIC = Path(__file__).with_name("static")
 MARKS: Mapping[str, tuple[str, str]] = {
     "measured": ("●", "taken from a clock or a meter on a machine that is named"),
@@ -137,14 +139,19 @@ def make(section: Callable[[Any], Section], name: str, inputs: Any) -> tuple[Sec
         return broken(name, error), f"{name}: {type(error).__name__}: {error}"
 
 
-def render(sections: Sequence[Section], top: str, made: str) -> str:
-    """The page: one file that needs no other. ``top`` is the first screen, ``made`` says from what it was made."""
+def render(
+    sections: Sequence[Section], top: str, made: str, sources: Mapping[str, Sequence[Input]] | None = None
+) -> str:
+    """The page: one file that needs no other.
+
+    ``top`` is the first screen, ``made`` says from what it was made, ``sources`` each section, by its id.
+    """
     parts = {
         "style": _static("page.css") + "".join(_static(f"{each.id}.css") for each in sections),
         "script": _static("page.js") + "".join(_static(f"{each.id}.js") for each in sections),
         "links": "".join(f'<li><a href="#{each.id}">{esc(each.title)}{_flag(each)}</a></li>' for each in sections),
         "top": top,
-        "sections": "".join(map(_section, sections)),
+        "sections": "".join(_section(each, (sources or {}).get(each.id, ())) for each in sections),
         "data": "".join(_data(each) for each in sections if each.data),
         "made": made,
     }
@@ -158,7 +165,7 @@ def _flag(section: Section) -> str:
     return ' <span class="flag">incomplete</span>' if section.missing else ""
 
 
-def _section(section: Section) -> str:
+def _section(section: Section, sources: Sequence[Input]) -> str:
     missing = "".join(f"<li>{esc(each)}</li>" for each in section.missing)
     note = f'<div class="missing" role="note"><b>Missing here</b><ul>{missing}</ul></div>' if missing else ""
     buttons = "".join(
@@ -176,8 +183,18 @@ def _section(section: Section) -> str:
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
         f'<h2 id="{section.id}-title"><a href="#{section.id}">{esc(section.title)}</a></h2>'
         f'<p class="question">{esc(section.question)}</p><p class="answer">{esc(section.answer)}</p>'
-        f"{note}{section.body}{taken}</section>"
+        f"{note}{section.body}{taken}{_sources(sources)}</section>"
     )
+
+
+def _sources(sources: Sequence[Input]) -> str:
+    """From which files a section is, of which day and commit."""
+    files: dict[tuple[str, str], list[str]] = {}
+    for each in sources:
+        if not each.problem:
+            files.setdefault((each.date, "fresh, " + each.commit if each.fresh else each.commit), []).append(each.path)
+    lines = (f"{', '.join(paths)} ({date}, {commit})" for (date, commit), paths in files.items())
+    return f'<p class="sources">From {esc("; ".join(lines))}.</p>' if files else ""
 
 
 def _data(section: Section) -> str:

@@ -28,7 +28,7 @@ def made(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def sections(made):
     """The same sections, by id, without their pictures' files."""
-    found, failed = command.build(Inputs(), None)
+    found, failed, _ = command.build(Inputs(), None)
     assert failed == []
     return {section.id: section for section in found}
 

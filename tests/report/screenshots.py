@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
@@ -37,7 +38,7 @@ def main() -> int:
         address = (Path(folder) / "index.html").as_uri()
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS.split())
 
-        def page(width: int, height: int, scheme: str, place: str = "") -> Page:
+        def page(width: int, height: int, scheme: Literal["light", "dark"], place: str = "") -> Page:
             context = browser.new_context(
                 viewport={"width": width, "height": height},
                 color_scheme=scheme,
@@ -56,7 +57,12 @@ def main() -> int:
     return 0
 
 
-PHONES = (("light", ""), ("light", "#bytes_by_batch"), ("dark", "#roofline"))
+PHONES: tuple[tuple[Literal["light", "dark"], str], ...] = (
+    ("light", ""),
+    ("light", "#bytes_by_batch"),
+    ("dark", "#roofline"),
+)
+"""Colours and place of each."""
 
 
 def beside(pictures: list[Image.Image], gap: int = 24) -> Image.Image:

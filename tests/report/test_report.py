@@ -255,6 +255,34 @@ def test_progress_from_the_first_second(quick, tmp_path, capsys):
         assert any(line.endswith(f"section {name}") for line in lines)
 
 
+def test_sections_say_what_they_are_from(made):
+    """With day and commit, as the ledger has them."""
+    inputs = Inputs()
+    for name, results in {"accuracy": ("accuracy", "suite"), "pipeline": ("pipeline",), "routing": ("traces",)}.items():
+        shown = made.read_text().split(f'<section id="{name}"')[1].split("</section>")[0].split('class="sources">')[1]
+        for result in results:
+            found = inputs.get(result)
+            assert re.search(rf"{found.path}[^;]*\({found.date}, {found.commit}\)", shown)
+
+
+def luminance(colour: str) -> float:
+    """Of a colour as #rrggbb, by WCAG 2."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_told_from_the_paper(scheme):
+    """Text and lines have at least 4.5 : 1 (WCAG AA), in both schemes."""
+    css = (page.STATIC / "page.css").read_text()
+    block = css.split(":root {")[1] if scheme == "light" else css.split(':root[data-theme="dark"] {')[1]
+    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block.split("}")[0]))
+    for name in ("ink", "soft", "a", "b", "c", "d", "e", "warn", "good", "bad"):
+        light, dark = sorted((luminance(colours[name]), luminance(colours["paper"])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, name
+
+
 # Inputs that are not as they should be.
 
 
@@ -287,7 +315,7 @@ def test_a_bad_board_is_named(root, quick):
 def test_without_anything_the_page_still_says_so(tmp_path, quick):
     """Not even upstream's figures: every section is there, broken or not, and every input is named."""
     inputs = Inputs(tmp_path)
-    found, _ = command.build(inputs, None)
+    found, _, _ = command.build(inputs, None)
     html = page.render(found, top.first_screen(inputs, found), command.made(inputs))
     assert [section.id for section in found if f'<section id="{section.id}"' in html] == [
         section.id for section in found

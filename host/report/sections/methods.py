@@ -35,10 +35,15 @@ def section(inputs: Inputs) -> Section:
             "ones dashed, "
             "reported ones have hollow triangles, and the word stands in the legend."
         )
-        + table("", ["mark", "means"], [[tag(word), meaning] for word, (_, meaning) in MARKS.items()], words=2)
+        + table(
+            "Where a figure comes from",
+            ["mark", "means"],
+            [[tag(word), meaning] for word, (_, meaning) in MARKS.items()],
+            words=2,
+        )
         + "<h3>Equations</h3>"
         + table(
-            "",
+            "How a derived figure is calculated",
             ["figure", "equation", ""],
             [[name, Html(f"<code>{esc(text)}</code>"), tag(said)] for name, text, said in EQUATIONS],
             words=3,

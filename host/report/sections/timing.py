@@ -148,6 +148,8 @@ def _cycles(inputs: Inputs) -> Part:
 
 def _boards(inputs: Inputs) -> Part:
     """Seconds of a layer by batch: tape and union, on boards with a routed clock."""
+    inputs.boards()  # these two are what host.seconds reads beside the cycles
+    inputs.get("link")
     rows = []
     for mode in ("tape", "selected"):
         report = calculate(mode=mode)
