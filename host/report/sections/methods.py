@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from host.report.inputs import KINDS, Inputs
 from host.report.page import MARKS, Html, Section, command, esc, paragraph, table, tag
 
@@ -25,15 +28,22 @@ EQUATIONS = (
     ("KV a token", "layers × KV heads × (key + value length) × 2 B", "derived: F16"),
 )
 
+RULES = (
+    "A measured figure is a median of n runs, with the least and the most, or says that it was measured once.",
+    "What is compared on one clock takes turns in each run, to meet the machine in one state; its load stands beside.",
+    "Cycles are those of the Verilog that is synthesised, in Verilator, every output compared with the golden model.",
+    "A routed clock is the worst of its seeds, no more than the data sheet's limit of the primitives used.",
+    "Power is unknown unless a meter was read: there is no open estimator for these parts.",
+    "A page made twice from one commit is the same, byte for byte.",
+)
+
 
 def section(inputs: Inputs) -> Section:
-    counts = _tools(inputs)
     body = Html(
         "<h3>Marks</h3>"
         + paragraph(
             "Every figure carries one of these. In pictures, measured, counted and routed lines are whole, derived "
-            "ones dashed, "
-            "reported ones have hollow triangles, and the word stands in the legend."
+            "ones dashed, reported ones have hollow triangles, and the word stands in the legend."
         )
         + table(
             "Where a figure comes from",
@@ -42,28 +52,9 @@ def section(inputs: Inputs) -> Section:
             words=2,
         )
         + "<h3>Equations</h3>"
-        + table(
-            "How a derived figure is calculated",
-            ["figure", "equation", ""],
-            [[name, Html(f"<code>{esc(text)}</code>"), tag(said)] for name, text, said in EQUATIONS],
-            words=3,
-        )
+        + _list((name, Html(f"<code>{esc(text)}</code> {tag(said)}")) for name, text, said in EQUATIONS)
         + "<h3>Measuring</h3>"
-        + Html(
-            "<ul>"
-            "<li>A measured figure is a median of n runs, with the least and the most. Runs of what is compared take "
-            "turns, so that all meet "
-            "the machine in the same state.</li>"
-            "<li>Load of the machine stands beside what was measured. Nothing was measured on a board, and no GPU "
-            "was at hand.</li>"
-            "<li>Cycles are those of the Verilog that is synthesised, in Verilator, with every output compared with "
-            "the NumPy golden model.</li>"
-            "<li>A routed clock is the worst of its seeds, no more than the data sheet's limit of the primitives "
-            "used.</li>"
-            "<li>Power is unknown: there is no open estimator for these parts, and it is not guessed.</li>"
-            "<li>A page made twice from one commit is the same, byte for byte.</li>"
-            "</ul>"
-        )
+        + Html(f"<ul>{''.join(f'<li>{esc(rule)}</li>' for rule in RULES)}</ul>")
         + "<h3>Get it again</h3>"
         + table(
             "Each command writes the file of its name in sim/results/ (a clean clone, make and Python 3.11 suffice; "
@@ -72,10 +63,9 @@ def section(inputs: Inputs) -> Section:
             [[name, command(text)] for name, (text, _) in KINDS.items()],
             words=2,
         )
-        + (
-            table("Tools of the results, as each file says", ["tool", "version", "results"], counts, words=3)
-            if counts
-            else ""
+        + "<h3>Tools of the results</h3>"
+        + _list(
+            (f"{tool} {version}", esc(", ".join(names))) for (tool, version), names in sorted(_tools(inputs).items())
         )
     )
     return Section(
@@ -83,16 +73,21 @@ def section(inputs: Inputs) -> Section:
         "Methods",
         "How was each kind of figure got, and how do I get it again?",
         f"Each figure has one of {len(MARKS)} marks that says where it is from, and a command that makes it again; "
-        "what is unknown is "
-        "called unknown.",
+        "what is unknown is called unknown.",
         body,
     )
 
 
-def _tools(inputs: Inputs) -> list[list[str]]:
+def _list(entries: Iterable[tuple[str, Html]]) -> Html:
+    """Names, and what belongs to each."""
+    return Html(f'<dl class="terms">{"".join(f"<dt>{esc(name)}</dt><dd>{text}</dd>" for name, text in entries)}</dl>')
+
+
+def _tools(inputs: Inputs) -> dict[tuple[str, str], list[str]]:
+    """Results by the tool and version that they name."""
     found: dict[tuple[str, str], list[str]] = {}
     for each in inputs.every():
         if isinstance(each.data, dict) and isinstance(each.data.get("tools"), dict):
             for tool, version in each.data["tools"].items():
-                found.setdefault((tool, str(version)), []).append(each.path.rsplit("/", 1)[-1].removesuffix(".json"))
-    return [[tool, version, ", ".join(names)] for (tool, version), names in sorted(found.items())]
+                found.setdefault((tool, str(version)), []).append(Path(each.path).stem)
+    return found
