@@ -93,7 +93,7 @@ def conditions(report: Report) -> Iterator[str]:
         else f"{report['tasks']} requests of {report['prompt_tokens']} + {report['max_tokens']} tokens, no score"
     )
     packages = ", ".join(f"{name} {version}" for name, version in report["packages"].items())
-    yield f"{report['model']}, {report['shape']['layers']} layers, {size}; {what}."
+    yield f"{report['model']}, {_layers(report)}, {size}; {what}."
     yield f"{report['cpu']}, {report['threads']} thread, load {show(report['load'], '.1f')} (measured); {packages}."
 
 
@@ -252,8 +252,7 @@ def verdict(workloads: Mapping[str, Report]) -> Iterator[str]:
             if row["n"] == n and row["peak_ram"]["value"]
         }
         if rams:
-            layers = f"{workload['shape']['layers']} layers"
-            yield f"- **Peak RAM**, {workload['model']}, {layers}: {', '.join(rams.values())} (measured)."
+            yield f"- **Peak RAM**, {workload['model']}, {_layers(workload)}: {', '.join(rams.values())} (measured)."
 
 
 def picture(workloads: Mapping[str, Report]) -> Iterator[str]:
@@ -333,6 +332,11 @@ def _table(head: str, rows: Iterable[Iterable[Any]]) -> Iterator[str]:
 def _score(row: Report, report: Report) -> str:
     right = row["right"]
     return "unknown" if right["value"] is None else f"{show(right, 'g')}/{report['tasks']}"
+
+
+def _layers(report: Report) -> str:
+    count = report["shape"]["layers"]
+    return f"{count} layer{'s' * (count > 1)}"
 
 
 def _number(value: float | None) -> str:

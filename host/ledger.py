@@ -122,8 +122,7 @@ def ledger(
     per_token = kv(model)
     kv_bytes = per_token.values * KV_BYTES[kv_type]
     matrix = max(each.expert_stride for layer in model.layers for each in (layer.gate, layer.up, layer.down))
-    reads, underway = storage.held_bytes(matrix), FRAMES * FRAME_BYTES
-    inputs = {"pcie": reads + underway + DMA_BYTES, "uart": reads + underway, "upstream": UPSTREAM_INPUT}
+    inputs = input_bytes(matrix)
     floors = {"resident": model.file_bytes, "serial": inputs["pcie"] + model.gpu_bytes}
     provenance = {
         "file_bytes": "counted: size of the file",
@@ -188,6 +187,12 @@ def ledger(
         },
         "provenance": provenance,
     }
+
+
+def input_bytes(matrix: int) -> dict[str, int]:
+    """What the driver holds of weights on their way, by link, for experts' matrices of ``matrix`` bytes."""
+    reads, underway = storage.held_bytes(matrix), FRAMES * FRAME_BYTES
+    return {"pcie": reads + underway + DMA_BYTES, "uart": reads + underway, "upstream": UPSTREAM_INPUT}
 
 
 def _longest(memory: int | None, floor: int, kv_bytes: int) -> int | None:

@@ -1,17 +1,18 @@
 """How far the arithmetic is from float64: a table for token vectors with ever heavier tails.
 
-``python -m sim.accuracy`` multiplies a 1024 x 512 Q6_K matrix by vectors drawn from several distributions, once with
-the golden model's int16 blocks and once with llama.cpp's ``Q8_K`` activations, and prints both errors relative to the
-float64 product of the same dequantised weights. Writes ``build/accuracy.json``.
+``python -m sim.accuracy [--record]`` multiplies a 1024 x 512 Q6_K matrix by vectors drawn from several distributions,
+once with the golden model's int16 blocks and once with llama.cpp's ``Q8_K`` activations, and prints both errors
+relative to the float64 product of the same dequantised weights. Writes ``build/sim/accuracy.json``, or
+``sim/results/accuracy.json``.
 """
 
-import json
-from pathlib import Path
+import argparse
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hw.formats.q6_k import BLOCK_WEIGHTS
+from sim import record
 from sim.golden import activations, q6_k
 from sim.golden.matmul import matmul
 from sim.workload import random_blocks
@@ -55,7 +56,10 @@ def errors(distribution: str) -> tuple[float, float]:
     return float(np.mean(ours)), float(np.mean(theirs))
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m sim.accuracy", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--record", action="store_true", help="write sim/results/accuracy.json")
+    args = parser.parse_args(argv)
     print(f"Relative RMS error of a {WIDTH} x {ROWS} product against float64, mean of {SEEDS} seeded matrices with")
     print(f"{VECTORS} vectors each (measured, NumPy golden model)\n")
     print(f"{'activations drawn from':<26}{'int16 blocks (ours)':>22}{'Q8_K (llama.cpp)':>20}{'ratio':>8}")
@@ -64,11 +68,9 @@ def main() -> None:
         ours, theirs = errors(name)
         table[name] = {"int16_blocks": ours, "q8_k": theirs}
         print(f"{name:<26}{ours:>22.2e}{theirs:>20.2e}{theirs / ours:>8.0f}", flush=True)
-    path = Path("build/accuracy.json")
-    path.parent.mkdir(exist_ok=True)
-    report = {"provenance": "measured: NumPy golden model against float64", "errors": table}
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    sizes = {"width": WIDTH, "rows": ROWS, "vectors": VECTORS, "seeds": SEEDS}
+    report = sizes | {"errors": table, "provenance": "measured: NumPy golden model against float64"}
+    print(f"\nwritten to {record.write('accuracy', 'make accuracy RECORD=1', report, record=args.record)}")
 
 
 if __name__ == "__main__":

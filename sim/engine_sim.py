@@ -124,13 +124,22 @@ class EngineSim:
         See :class:`hw.formats.params.Params`.
     feed
         How bytes reach the engine.
+    library
+        Another build of the engine with these parameters, by default :func:`build`'s.
     say
         Told each step of a build.
     """
 
-    def __init__(self, params: Params, feed: Feed = Feed(), *, say: Say = lambda text: None) -> None:
+    def __init__(
+        self,
+        params: Params,
+        feed: Feed = Feed(),
+        *,
+        library: Path | None = None,
+        say: Say = lambda text: None,
+    ) -> None:
         self.params = params
-        self._library = _load(build(params, say=say))
+        self._library = _load(library or build(params, say=say))
         self._sim = self._library.sim_new()
         self.feed(feed)
         greeting = self.receive(limit=1000)

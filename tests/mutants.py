@@ -1083,7 +1083,96 @@ MANY = (
     ("agents: runs go on alone", "host/agents.py", "os.getppid() != int(parent)", "False", AGENTS),
     ("agents: a run without a limit", "host/agents.py", "time.monotonic() > end", "False", AGENTS),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY)]
+QUEUES = "tests/sim/test_queues.py"
+SIZES = (
+    (
+        "queues: those of two places hold one",
+        "hw/primitives/queue.py",
+        "self.i.ready.eq(~held[self.depth])",
+        "self.i.ready.eq(held[0] if self.depth == 2 else ~held[self.depth])",
+        QUEUES,
+    ),
+    ("queues: one far deeper than it needs", "hw/matrix_engine.py", "_WAITING = 4", "_WAITING = 64", QUEUES),
+    (
+        "widths: a block sum one bit too wide",
+        "hw/formats/arithmetic.py",
+        "BLOCK_SUM_BITS = 36",
+        "BLOCK_SUM_BITS = 37",
+        "tests/sim/test_intervals.py",
+    ),
+)
+REPORT_TESTS, BROWSER = "tests/report/test_report.py", "tests/report/test_browser.py"
+REPORT = (
+    ("report: what is missing not said", "host/report/page.py", 'if missing else ""', 'if False else ""', REPORT_TESTS),
+    ("report: text is HTML", "host/report/page.py", "Html(html.escape(str(text)))", "Html(str(text))", REPORT_TESTS),
+    (
+        "report: a changed file keeps its commit",
+        "host/report/inputs.py",
+        "if logged and not changed",
+        "if logged",
+        REPORT_TESTS,
+    ),
+    (
+        "report: a failed section ends well",
+        "host/report/__main__.py",
+        "return 1 if failed else 0",
+        "return 0",
+        REPORT_TESTS,
+    ),
+    (
+        "report: a drawing keeps its own colours",
+        "host/report/plots.py",
+        'svg = svg.replace(sentinel, f"var(--{variable})")',
+        "continue",
+        REPORT_TESTS,
+    ),
+    (
+        "report: a missing input is a success",
+        "host/report/sections/scorecard.py",
+        'return Result(claim, UNKNOWN, str(error), "unknown")',
+        'return Result(claim, SUCCESS, str(error), "unknown")',
+        REPORT_TESTS,
+    ),
+    (
+        "report: a median above zero is enough",
+        "host/report/sections/scorecard.py",
+        'if all(gain["min"] > 0',
+        'if all(gain["median"] > 0',
+        REPORT_TESTS,
+    ),
+    (
+        "report: a resident model without KV cache",
+        "host/report/sections/capacity.py",
+        '"resident": size["file"] + cache',
+        '"resident": size["file"]',
+        REPORT_TESTS,
+    ),
+    (
+        "report: the page's floors without KV cache",
+        "host/report/static/capacity.js",
+        "size.input + size.others + kv",
+        "size.input + size.others",
+        BROWSER,
+    ),
+    ("report: any row of a placement", "host/report/static/agents.js", "each.n === n && ", "", BROWSER),
+    (
+        "report: a row left out of a download",
+        "host/report/static/page.js",
+        "rows = report.data(section)[table];",
+        "rows = report.data(section)[table].slice(1);",
+        BROWSER,
+    ),
+    (
+        "report: tables widen the page",
+        "host/report/static/page.css",
+        ".scroll { overflow-x: auto;",
+        ".scroll {",
+        BROWSER,
+    ),
+    ("traces: reuse across turns", "host/traces.py", "if before[0] == now[0]", "if True", REPORT_TESTS),
+    ("host layer: the first run counts", "sim/host_layer.py", "if turn:", "if True:", "tests/sim/test_host_layer.py"),
+)
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY, *SIZES, *REPORT)]
 
 
 def main() -> int:
@@ -1124,7 +1213,8 @@ def run(mutant: Mutant) -> bool:
     shutil.rmtree(copy, ignore_errors=True)
     for folder in ("boards", "host", "hw", "models", "sim", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / file, copy)
     (copy / mutant.file).write_text(source.replace(mutant.old, mutant.new))
     # The copy's folder comes first on sys.path, before the installed (editable) tree.
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()]

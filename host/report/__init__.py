@@ -1,0 +1,1 @@
+"""``make report``: every committed result as one self-contained page."""
