@@ -45,7 +45,6 @@ OUTSTANDING = {"always ready": 2, "answers 2,000 cycles late": 8, "all of these"
 
 COUNTED = {
     "announced": Counter.MATRICES_HELD,
-    "matrices.mac.tags": Counter.BLOCKS_HELD,
     "matrices.accumulate.rows": Counter.ROWS_HELD,
 }
 """Queues whose marks the engine itself counts."""
@@ -58,7 +57,7 @@ class Mark:
     Attributes
     ----------
     place
-        Its path in the engine, as ``matrices.mac.tags``.
+        Its path in the engine, as ``matrices.mac.leaving``.
     depth
         Payloads that it can hold.
     most
