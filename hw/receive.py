@@ -55,7 +55,8 @@ class Receive(wiring.Component):
     """Take messages apart. Beats of ``WEIGHTS`` and of ``STORE`` pass through untouched.
 
     A message that is unknown, of a wrong length or out of order sets ``error`` for a cycle and is discarded, as is
-    every message but ``RESET`` while ``halted``. A header costs five cycles beside its beats.
+    every message but ``RESET`` while ``halted``. A header costs five cycles beside its beats, the end
+    of any payload but vectors and routes one.
 
     Members
     -------
@@ -144,7 +145,8 @@ class Receive(wiring.Component):
         word = gather.o.p
         # Whether a beat is taken, without asking what other states would say.
         gathered = gather.i.valid & gather.i.ready
-        passed = self.i.valid & self.o_weights.ready
+        over = Signal()  # a payload that is not gathered ended in the cycle before
+        passed = self.i.valid & self.o_weights.ready & ~over
 
         # Headers and configurations move through registers as they come, a beat at a time, the oldest lowest.
         header = Signal(8 * HEADER_BYTES, reset_less=True)
@@ -241,7 +243,8 @@ class Receive(wiring.Component):
         tail = Signal()  # its last beat has been taken, so that the next is another message's
         heading = Signal()  # the state is that of a header
         configuring = Signal()  # or of a configuration
-        misfit = Signal()  # a configuration's, with the parameters
+        complete = Signal()  # a configuration that is over
+        misfit = Signal()  # its, with the parameters
         all_places = count == config_beats - 1
         # Errors go through a register, and so do what headers and configurations say, for they are many.
         m.d.sync += self.error.eq(
@@ -255,7 +258,7 @@ class Receive(wiring.Component):
         part = delay(m, beat.data.as_value(), 1)
         with m.If(delay(m, heading & self.i.valid, 1, control=True)):
             m.d.sync += header.eq(shifted(header, part))
-        with m.If(delay(m, configuring & self.i.valid, 1, control=True)):
+        with m.If(delay(m, configuring & self.i.valid & ~over, 1, control=True)):
             m.d.sync += places.eq(shifted(places, part))
         with m.If(configuring):
             m.d.sync += [
@@ -280,9 +283,10 @@ class Receive(wiring.Component):
         store_ready = Signal()
         m.d.comb += [
             gather.i.valid.eq(self.i.valid & gathering & ~tail),
-            self.o_weights.valid.eq(self.i.valid & passing),
+            self.o_weights.valid.eq(self.i.valid & passing & ~over),
             self.i.ready.eq(
-                welcome | (gathering & gather.i.ready & ~tail) | (passing & self.o_weights.ready) | store_ready,
+                (gathering & gather.i.ready & ~tail)
+                | ((welcome | (passing & self.o_weights.ready) | store_ready) & ~over),
             ),
         ]
         entry = Signal(ROUTE.size)
@@ -315,13 +319,13 @@ class Receive(wiring.Component):
                 self.o_home.p.here.eq(said_home.here),
                 beyond.eq(store_word[-1]),
                 store_ready.eq(storing & self.o_store.ready & ~beyond),
-                self.o_store.valid.eq(self.i.valid & storing & ~beyond),
+                self.o_store.valid.eq(self.i.valid & storing & ~beyond & ~over),
                 self.o_store.p.address.eq(Cat(Const(0, MEMORY_WORD_BITS), store_word)),
                 self.o_store.p.data.eq(beat.data),
                 self.o_store.p.last.eq(beat.last),
             ]
 
-        m.d.sync += self.start.eq(0)
+        m.d.sync += [self.start.eq(0), over.eq(0)]
         with m.FSM(init="HEADER") as fsm:
             m.d.comb += [
                 welcome.eq(fsm.ongoing("HEADER") | fsm.ongoing("DISCARD") | fsm.ongoing("CONFIG")),
@@ -387,21 +391,23 @@ class Receive(wiring.Component):
                         store_word.eq(said_store.address[MEMORY_WORD_BITS : params.memory_bits]),
                     ]
             with m.State("DISCARD"):
-                with m.If(self.i.valid & beat.last):
+                m.d.sync += over.eq(self.i.valid & beat.last & ~over)
+                with m.If(over):
                     m.next = "HEADER"
             with m.State("CONFIG"):
-                with m.If(self.i.valid):
+                with m.If(self.i.valid & ~over):
                     m.d.sync += count.eq(count + 1)
                     with m.If(all_places | beat.last):
-                        m.d.sync += count.eq(0)
-                        m.next = "HEADER"
-                        with m.If(all_places & beat.last):
-                            m.d.sync += configured.eq(config_fits)
-                            m.d.comb += misfit.eq(~config_fits)
-                        with m.Else():
-                            m.d.comb += wrong["config"].eq(1)
-                            with m.If(~beat.last):
-                                m.next = "DISCARD"
+                        m.d.sync += [count.eq(0), over.eq(1), complete.eq(all_places & beat.last), last.eq(beat.last)]
+                with m.If(over):
+                    m.next = "HEADER"
+                    with m.If(complete):
+                        m.d.sync += configured.eq(config_fits)
+                        m.d.comb += misfit.eq(~config_fits)
+                    with m.Else():
+                        m.d.comb += wrong["config"].eq(1)
+                        with m.If(~last):
+                            m.next = "DISCARD"
             with m.State("X"):
                 m.d.comb += [self.o_x.valid.eq(gather.o.valid), gather.o.ready.eq(self.o_x.ready)]
                 with m.If(gather.o.valid & gather.o.ready):
@@ -461,16 +467,17 @@ class Receive(wiring.Component):
                 m.next = "HEADER"
             with m.State("WEIGHTS"):
                 m.d.comb += [self.moved.eq(passed), self.answered.eq(passed & beat.last)]
-                with m.If(passed & beat.last):
+                m.d.sync += over.eq(passed & beat.last)
+                with m.If(over):
                     m.next = "HEADER"
             if params.memory_bits:
                 with m.State("STORE"):
-                    with m.If(beyond):
+                    with m.If(over):
+                        m.next = "HEADER"
+                    with m.Elif(beyond):
                         m.d.comb += wrong["store"].eq(1)
                         m.next = "DISCARD"
                     with m.Elif(self.o_store.valid & self.o_store.ready):
-                        m.d.sync += store_word.eq(store_word + 1)
-                        with m.If(beat.last):
-                            m.next = "HEADER"
+                        m.d.sync += [store_word.eq(store_word + 1), over.eq(beat.last)]
         m.d.comb += self.idle.eq(self.waiting & self.i.ready & ~self.i.valid)
         return m
