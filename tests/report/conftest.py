@@ -13,6 +13,8 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
+PATIENCE_MS = 300_000
+"""A busy machine is slow; that is no failure."""
 HEIGHTS = {390: 844, 1440: 900}
 """A phone's and a desktop's screen."""
 
@@ -57,6 +59,7 @@ def visit(browser):
             java_script_enabled=script,
             accept_downloads=True,
         )
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         tab = context.new_page()
         tab.on("console", lambda message: trouble.append(message.text))

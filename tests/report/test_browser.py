@@ -148,6 +148,7 @@ def test_every_table_can_be_taken_along(opened, sections):
                     assert len(read) == len(rows)
                     assert set(read[0]) == {each for row in rows for each in row}
                 taken += 1
+                tab.wait_for_timeout(150)  # Chromium takes no more than ten a second
     assert tab.locator("button.take-json, button.take-csv").count() == taken > 30
 
 

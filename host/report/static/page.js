@@ -90,7 +90,7 @@ const report = {
     link.href = URL.createObjectURL(new Blob([text], { type }));
     link.download = name;
     link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000); // a busy machine may begin late
   };
   for (const button of document.querySelectorAll(".take-json, .take-csv")) {
     button.addEventListener("click", () => {
