@@ -56,7 +56,7 @@ class Receive(wiring.Component):
 
     A message that is unknown, of a wrong length or out of order sets ``error`` for a cycle and is discarded, as is
     every message but ``RESET`` while ``halted``. A header costs five cycles beside its beats, the end
-    of any payload but vectors and routes one.
+    of any payload but routes one.
 
     Members
     -------
@@ -145,7 +145,7 @@ class Receive(wiring.Component):
         word = gather.o.p
         # Whether a beat is taken, without asking what other states would say.
         gathered = gather.i.valid & gather.i.ready
-        over = Signal()  # a payload that is not gathered ended in the cycle before
+        over = Signal()  # a payload ended in the cycle before: nothing is taken, and the state is left
         passed = self.i.valid & self.o_weights.ready & ~over
 
         # Headers and configurations move through registers as they come, a beat at a time, the oldest lowest.
@@ -230,6 +230,7 @@ class Receive(wiring.Component):
         said_to_be = {message: Signal(name=f"is_{message.name.lower()}") for message in (*states, *BARE)}
         accepted = {message: Signal(name=f"accepted_{message.name.lower()}") for message in (*states, *BARE)}
         refused = Signal()
+        returns = Signal()  # nothing more of the message is to come
         m.d.sync += [is_it.eq(kind == message) for message, is_it in said_to_be.items()]
         m.d.sync += refused.eq(~Cat(accepted.values()).any())
         x_word = Signal(range(X_WORDS))
@@ -282,11 +283,11 @@ class Receive(wiring.Component):
         welcome, gathering, passing, storing = Signal(), Signal(), Signal(), Signal()
         store_ready = Signal()
         m.d.comb += [
-            gather.i.valid.eq(self.i.valid & gathering & ~tail),
+            gather.i.valid.eq(self.i.valid & gathering & ~tail & ~over),
             self.o_weights.valid.eq(self.i.valid & passing & ~over),
             self.i.ready.eq(
-                (gathering & gather.i.ready & ~tail)
-                | ((welcome | (passing & self.o_weights.ready) | store_ready) & ~over),
+                ((gathering & gather.i.ready & ~tail) | welcome | (passing & self.o_weights.ready) | store_ready)
+                & ~over,
             ),
         ]
         entry = Signal(ROUTE.size)
@@ -364,6 +365,7 @@ class Receive(wiring.Component):
                 m.d.sync += [accepted[message].eq(said_to_be[message] & conditions[message]) for message in accepted]
                 m.next = "JUDGED"
             with m.State("JUDGED"):
+                m.d.sync += returns.eq(last & ~Cat(accepted[message] for message in states).any())
                 m.next = "ACT"
             with m.State("ACT"):
                 m.d.comb += [
@@ -374,12 +376,12 @@ class Receive(wiring.Component):
                 ]
                 m.d.sync += [tail.eq(last), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
                 m.d.sync += [ended.eq(last), filled.eq(1), no_route_left.eq(last)]  # a good message without payload
-                m.next = "HEADER"
+                m.next = "DISCARD"
                 for message, state in states.items():
                     with m.If(accepted[message]):
                         m.next = state
-                with m.If(refused & ~last):
-                    m.next = "DISCARD"
+                with m.If(returns):
+                    m.next = "HEADER"
                 with m.If(accepted[Message.ROUTES]):
                     m.d.sync += self.batch.eq(routes.batch)
                 with m.If(accepted[Message.CONFIG] | accepted[Message.RESET]):
@@ -413,11 +415,13 @@ class Receive(wiring.Component):
                 with m.If(gather.o.valid & gather.o.ready):
                     m.d.sync += x_word.eq(x_word + 1)
                     with m.If(word.last | (x_word == X_WORDS - 1)):
-                        m.next = "HEADER"
+                        m.d.sync += over.eq(1)
                         with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
                             m.d.comb += wrong["x"].eq(1)
-                        with m.If(~tail):
-                            m.next = "DISCARD"
+                with m.If(over):
+                    m.next = "HEADER"
+                    with m.If(~tail):
+                        m.next = "DISCARD"
                 with m.If(gathered & beat.last):
                     m.d.sync += tail.eq(1)
             with m.State("ROUTES"):

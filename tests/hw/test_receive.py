@@ -295,7 +295,7 @@ def test_receive(link_bytes, p_in, p_out):
 
 @pytest.mark.parametrize("link_bytes", LINK_BYTES)
 def test_receive_cycles(link_bytes):
-    """A header costs five cycles beside its beats, a payload's beats one each, its end one, or a gathered word."""
+    """A header costs five cycles beside its beats, a payload's beats one each, a gathered word one, its end one."""
     rng = np.random.default_rng(0)
     kinds = Kinds(link_bytes)
     cases = [
@@ -316,7 +316,7 @@ def test_receive_cycles(link_bytes):
         gathered = number == 4
         after = begin + header + 5
         assert cycles[header:] == [after + n + gathered * (n // header) for n in range(payload)]
-        assert follows == after + payload + (gathered * (payload // header) if gathered else payload > 0)
+        assert follows == after + payload + gathered * (payload // header) + (payload > 0)
 
 
 def bad_messages(kinds: Kinds, rng) -> list[Case]:
