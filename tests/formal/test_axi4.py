@@ -92,7 +92,7 @@ BREAKS = [
 ]
 
 
-@pytest.mark.formal
+@pytest.mark.broken
 @pytest.mark.parametrize(("old", "new"), BREAKS)
 def test_the_proof_fails_on_broken_bursts(old, new, tmp_path):
     with pytest.raises(Refuted):

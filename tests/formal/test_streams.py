@@ -105,14 +105,14 @@ def test_messages(proof, source, link_bytes, tmp_path):
     prove(proof(source, link_bytes), tmp_path, depth=2)
 
 
-@pytest.mark.formal
+@pytest.mark.broken
 def test_the_proof_fails_on_a_broken_gather(tmp_path):
     bad = broken(gather, "else self.o.ready | ~self.o.valid", "else 1")
     with pytest.raises(Refuted):
         prove(gather_proof(bad, 4), tmp_path, depth=12)
 
 
-@pytest.mark.formal
+@pytest.mark.broken
 def test_the_proof_fails_on_a_broken_decode(tmp_path):
     bad = broken(decode, "step.eq(self.o.ready | ~self.o.valid)", "step.eq(1)")
     with pytest.raises((Refuted, RuntimeError)):
@@ -127,7 +127,7 @@ BREAKS: list[tuple[Callable[..., HoldProof], object, str, str]] = [
 ]
 
 
-@pytest.mark.formal
+@pytest.mark.broken
 @pytest.mark.parametrize(("proof", "source", "old", "new"), BREAKS)
 def test_the_proof_fails_on_a_component_that_does_not_wait(proof, source, old, new, tmp_path):
     bad = broken(source, old, new)
