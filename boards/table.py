@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from boards.build import RESULTS, fits_rule
+from sim.record import filled
 
-MARKERS = ("<!-- boards.table -->", "<!-- /boards.table -->")
 COLUMNS = (
     *("result", "part", "tokens x batch", "routed, worst seed", "clock cap", "bitstream"),
     *("LUT4", "FF", "multipliers", "block RAM", "under 80 %"),
@@ -44,10 +44,7 @@ def table(results: Path = RESULTS) -> str:
 
 def replaced(text: str, path: Path, results: Path = RESULTS) -> str:
     """``text`` of ``path`` with the table between the markers; raises ``ValueError`` where it has not one of each."""
-    if [text.count(marker) for marker in MARKERS] != [1, 1]:
-        raise ValueError(f"{path} needs one line {MARKERS[0]} and after it one line {MARKERS[1]}")
-    before, rest = text.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n{table(results)}\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+    return filled(text, path, {"boards.table": table(results)})
 
 
 def write(path: Path) -> None:

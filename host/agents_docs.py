@@ -14,6 +14,7 @@ from typing import Any
 
 from host.bench_agents import AgentsError, show
 from host.routing import ROOT
+from sim import record as results
 
 RESULTS = ROOT / "sim" / "results" / "agents.json"
 DOCS = ROOT / "docs" / "agents.md"
@@ -25,8 +26,6 @@ Report = Mapping[str, Any]
 
 def record(report: dict[str, Any]) -> Path:
     """Put a report beside the other workload's into agents.json, and both into docs/; the JSON's path."""
-    from sim import record as results
-
     workloads = load()
     workloads["suite" if report["suite"] else "shape"] = report
     path = results.write("agents", "make agents RECORD=1", {"workloads": workloads}, record=True)
@@ -52,15 +51,11 @@ def load() -> dict[str, Any]:
 
 def replaced(text: str, workloads: Mapping[str, Report]) -> str:
     """``text`` with every part between its markers made anew; ``ValueError`` where it has not one pair of each."""
-    for name, part in PARTS.items():
-        markers = f"<!-- agents.{name} -->", f"<!-- /agents.{name} -->"
-        if [text.count(marker) for marker in markers] != [1, 1]:
-            raise ValueError(f"docs/agents.md needs one line {markers[0]} and after it one line {markers[1]}")
-        before, rest = text.split(markers[0])
-        needs, make = part
-        body = "\n".join(make(workloads)) if needs in workloads else NOT_YET
-        text = f"{before}{markers[0]}\n{body}\n{markers[1]}{rest.split(markers[1])[1]}"
-    return text
+    parts = {
+        f"agents.{name}": "\n".join(make(workloads)) if needs in workloads else NOT_YET
+        for name, (needs, make) in PARTS.items()
+    }
+    return results.filled(text, "docs/agents.md", parts)
 
 
 def suite(workloads: Mapping[str, Report]) -> Iterator[str]:

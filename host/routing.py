@@ -10,7 +10,7 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -167,15 +167,21 @@ def read(path: Path) -> RouteTrace:
     return RouteTrace(path, model, experts, used, sizes, rows)
 
 
-def count(path: Path) -> dict[str, Any]:
-    """Count a trace's unions over all layers; ``ValueError`` for a file of another form."""
-    trace = read(path)
+def decoded(trace: RouteTrace) -> dict[int, dict[tuple[int, int], set[int]]]:
+    """Experts of each decoded token, by layer and then by turn and step; ``ValueError`` if there is none."""
     layers: dict[int, dict[tuple[int, int], set[int]]] = {}
     for row in trace.rows:
         if row.decoded:
             layers.setdefault(row.layer, {}).setdefault((row.turn, row.step), set()).add(row.expert)
     if not layers:
         raise ValueError("no decoded tokens")
+    return layers
+
+
+def count(path: Path) -> dict[str, Any]:
+    """Count a trace's unions over all layers; ``ValueError`` for a file of another form."""
+    trace = read(path)
+    layers = decoded(trace)
     rows = []
     for batch in BATCHES:
         sizes = [
@@ -210,18 +216,28 @@ def _replayed(report: Mapping[str, Any], path: str) -> Unions:
     return Unions(report["model"], int(report["experts"]), round(means[1]), means, text)
 
 
+def count_all(
+    program: str, paths: Iterable[Path], count: Callable[[Path], dict[str, Any]]
+) -> list[dict[str, Any]] | None:
+    """``count`` of each trace; None, said on stderr, where one cannot be used."""
+    traces = []
+    for path in paths:
+        try:
+            traces.append(count(path))
+        except (OSError, KeyError, ValueError) as error:
+            print(f"{program}: error: {path}: {error}", file=sys.stderr)
+            return None
+    return traces
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m host.routing", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.csv")
     parser.add_argument("--record", action="store_true", help="write sim/results/routing.json")
     args = parser.parse_args(argv)
-    traces = []
-    for path in args.traces:
-        try:
-            traces.append(count(path))
-        except (OSError, KeyError, ValueError) as error:
-            print(f"host.routing: error: {path}: {error}", file=sys.stderr)
-            return 1
+    traces = count_all("host.routing", args.traces, count)
+    if traces is None:
+        return 1
     report = {
         "command": f"python -m host.routing {' '.join(path.name for path in args.traces)} --record",
         "traces": traces,

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from host.routing import ROOT, SOURCE, read
+from host.routing import ROOT, SOURCE, count_all, decoded, read
 
 RECORDED = ROOT / "sim" / "results" / "traces.json"
 PROVENANCE = {
@@ -27,14 +27,9 @@ PROVENANCE = {
 
 
 def count(path: Path) -> dict[str, Any]:
-    """One trace; OSError, or ``ValueError`` naming the file for one of another form or without decoded tokens."""
+    """One trace; OSError, or ``ValueError`` for a file of another form or without decoded tokens."""
     trace = read(path)
-    layers: dict[int, dict[tuple[int, int], set[int]]] = {}
-    for row in trace.rows:
-        if row.decoded:
-            layers.setdefault(row.layer, {}).setdefault((row.turn, row.step), set()).add(row.expert)
-    if not layers:
-        raise ValueError(f"{path}: no decoded tokens")
+    layers = decoded(trace)
     counts, reuse = [], []
     for _, tokens in sorted(layers.items()):
         one = [0] * trace.experts
@@ -67,13 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.csv")
     parser.add_argument("--record", action="store_true", help="write sim/results/traces.json")
     args = parser.parse_args(argv)
-    traces = []
-    for path in args.traces:
-        try:
-            traces.append(count(path))
-        except (OSError, ValueError) as error:
-            print(f"host.traces: error: {path}: {error}", file=sys.stderr)
-            return 1
+    traces = count_all("host.traces", args.traces, count)
+    if traces is None:
+        return 1
     for trace in traces:
         totals = [sum(one) for one in zip(*trace["counts"], strict=True)]
         known = [each for each in trace["reuse"] if each is not None]

@@ -673,13 +673,7 @@ def table(name: str, figures: dict[str, Any]) -> str:
 
 def replaced(text: str, path: Path, figures: dict[str, Any]) -> str:
     """``text`` of ``path`` with each table between its markers; ValueError where it has not one pair of each."""
-    for name in TABLES:
-        markers = (f"<!-- hls4ml.{name} -->", f"<!-- /hls4ml.{name} -->")
-        if [text.count(marker) for marker in markers] != [1, 1]:
-            raise ValueError(f"{path} needs one line {markers[0]} and after it one line {markers[1]}")
-        before, rest = text.split(markers[0])
-        text = f"{before}{markers[0]}\n{table(name, figures)}\n{markers[1]}{rest.split(markers[1])[1]}"
-    return text
+    return record.filled(text, path, {f"hls4ml.{name}": table(name, figures) for name in TABLES})
 
 
 HLS_LINE = ("Vitis", "Resource", csim.TABLE)

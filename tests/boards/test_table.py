@@ -4,8 +4,10 @@ import pytest
 
 from boards import table
 from boards.build import ROOT
+from sim.record import markers
 
 DOCS = ROOT / "docs" / "boards.md"
+MARKERS = markers("boards.table")
 
 
 def test_docs_hold_the_results():
@@ -40,14 +42,14 @@ def test_row():
 
 def test_writes_between_the_markers(tmp_path, capsys):
     path = tmp_path / "a.md"
-    path.write_text(f"before\n{table.MARKERS[0]}\nold\n{table.MARKERS[1]}\nafter\n")
+    path.write_text(f"before\n{MARKERS[0]}\nold\n{MARKERS[1]}\nafter\n")
     assert table.main(["--write", str(path)]) == 0
-    assert path.read_text() == f"before\n{table.MARKERS[0]}\n{table.table()}\n{table.MARKERS[1]}\nafter\n"
+    assert path.read_text() == f"before\n{MARKERS[0]}\n{table.table()}\n{MARKERS[1]}\nafter\n"
     assert table.main([]) == 0
     assert capsys.readouterr().out == table.table() + "\n"
 
 
-@pytest.mark.parametrize("text", ["", "".join(table.MARKERS[:1]), "".join(table.MARKERS) * 2])
+@pytest.mark.parametrize("text", ["", "".join(MARKERS[:1]), "".join(MARKERS) * 2])
 def test_a_file_without_markers_is_refused(text, tmp_path, capsys):
     path = tmp_path / "a.md"
     path.write_text(text)
