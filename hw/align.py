@@ -66,13 +66,12 @@ class Align(wiring.Component):
         fill = Signal(init=1)  # there is no beat before, or nothing is left of it
         offset = Signal(range(OFFSETS))
         index = Signal(range(BLOCK_WORDS))
+        block_end = Signal()  # the next word is its block's last; never while there is none to come
         before = Signal(8 * WORD_BYTES, reset_less=True)
 
-        block_end = Signal()
         run_ok = Signal()
         padding = Signal(range(WORD_BYTES))  # bytes of the beat that lie behind the block's end
         m.d.comb += [
-            block_end.eq(~fill & (index == BLOCK_WORDS - 1)),
             padding.eq(WORD_BYTES - TAIL - TAIL * offset),
             run_ok.eq(block_end & (padding // self.link_bytes == beat.missing)),
         ]
@@ -81,11 +80,11 @@ class Align(wiring.Component):
             with m.If(fill):
                 m.d.sync += [fill.eq(0), offset.eq(0)]
             with m.Elif(block_end):
-                m.d.sync += [index.eq(0), offset.eq(offset + 1), fill.eq(offset == OFFSETS - 1)]
+                m.d.sync += [index.eq(0), block_end.eq(0), offset.eq(offset + 1), fill.eq(offset == OFFSETS - 1)]
             with m.Else():
-                m.d.sync += index.eq(index + 1)
+                m.d.sync += [index.eq(index + 1), block_end.eq(index == BLOCK_WORDS - 2)]
             with m.If(beat.last):
-                m.d.sync += [fill.eq(1), index.eq(0)]
+                m.d.sync += [fill.eq(1), index.eq(0), block_end.eq(0)]
 
         # The 8-to-1 choice of bytes in three stages, so that none is deep.
         gives, gave = Signal(), Signal()

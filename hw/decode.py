@@ -110,7 +110,7 @@ class Decode(wiring.Component):
         ahead_selected = Signal(reset_less=True)
         ahead_one_row, ahead_one_column = Signal(reset_less=True), Signal(reset_less=True)
         ahead_valid = Signal()  # fetched and looked through
-        load = Signal()
+        load = Signal()  # a register, for it moves many; ready waits for the command as long anyway
         m.d.comb += self.i_matrix.ready.eq(broken | ~fetched)
         m.d.sync += [
             ahead_valid.eq(fetched & ~load),
@@ -163,9 +163,8 @@ class Decode(wiring.Component):
             take.eq(self.i.valid & ready),
             block_end.eq(take & last_word),
             matrix_end.eq(take & last_word & last_block),
-            load.eq(ahead_valid & ~active),
         ]
-        m.d.sync += ended.eq(block_end)
+        m.d.sync += [ended.eq(block_end), load.eq(ahead_valid & ~active & ~load)]
         active_next = load | (active & ~matrix_end)
         selected_next = Mux(load, ahead_selected, selected)
         # With and without an end of a block, both a cycle late, so that only the choice waits for the word. The first

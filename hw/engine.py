@@ -115,6 +115,7 @@ class Engine(wiring.Component):
         announced = Queue(matrix_command(params), MAX_OUTSTANDING)
         experts = Queue(bits_for(params.max_experts), EXPERTS_WAITING)
         requests = Queue(REQUEST, 2)
+        weights = Queue(link_beat(params.link_bytes), 2)  # whoever sends them must not wait for the aligner's logic
         send = Send(params, self.design_id)
         status = Module()
         parts = {
@@ -127,6 +128,7 @@ class Engine(wiring.Component):
             "announced": announced,
             "experts": experts,
             "requests": requests,
+            "weights": weights,
             "send": send,
             "status": status,
         }
@@ -153,7 +155,7 @@ class Engine(wiring.Component):
             wiring.connect(m, receive.o_weights, homes.i_weights)
             wiring.connect(m, homes.o_read, wiring.flipped(self.o_read))
             wiring.connect(m, wiring.flipped(self.i_read), homes.i_read)
-            wiring.connect(m, homes.o_weights, matrices.i)
+            wiring.connect(m, homes.o_weights, weights.i)
             wiring.connect(m, receive.o_store, wiring.flipped(self.o_write))
             waiting, end_of_answer = homes.waiting, homes.answered
             write_busy, memory_error = self.write_busy, self.memory_error | homes.error
@@ -165,13 +167,15 @@ class Engine(wiring.Component):
                 self.flush.eq(resets["homes"]),
             ]
         else:
-            wiring.connect(m, receive.o_weights, matrices.i)
+            wiring.connect(m, receive.o_weights, weights.i)
             m.d.comb += [
                 requests.i.p.offset.eq(fetch.o_request.p.offset),
                 requests.i.p.length.eq(fetch.o_request.p.length),
                 requests.i.valid.eq(fetch.o_request.valid),
                 fetch.o_request.ready.eq(requests.i.ready),
             ]
+
+        wiring.connect(m, weights.o, matrices.i)
 
         # Errors and the layer's end.
         running = Signal()

@@ -234,6 +234,7 @@ class Receive(wiring.Component):
         m.d.sync += [is_it.eq(kind == message) for message, is_it in said_to_be.items()]
         m.d.sync += refused.eq(~Cat(accepted.values()).any())
         x_word = Signal(range(X_WORDS))
+        last_x_word = Signal()
         route_pair = Signal(2 * ROUTE.size)
         routes_left = Signal(16)
         no_route_left = Signal()
@@ -374,7 +375,7 @@ class Receive(wiring.Component):
                     self.reset.eq(accepted[Message.RESET]),
                     self.read_counters.eq(accepted[Message.READ_COUNTERS]),
                 ]
-                m.d.sync += [tail.eq(last), x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
+                m.d.sync += [tail.eq(last), x_word.eq(0), last_x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
                 m.d.sync += [ended.eq(last), filled.eq(1), no_route_left.eq(last)]  # a good message without payload
                 m.next = "DISCARD"
                 for message, state in states.items():
@@ -413,10 +414,10 @@ class Receive(wiring.Component):
             with m.State("X"):
                 m.d.comb += [self.o_x.valid.eq(gather.o.valid), gather.o.ready.eq(self.o_x.ready)]
                 with m.If(gather.o.valid & gather.o.ready):
-                    m.d.sync += x_word.eq(x_word + 1)
-                    with m.If(word.last | (x_word == X_WORDS - 1)):
+                    m.d.sync += [x_word.eq(x_word + 1), last_x_word.eq(x_word == X_WORDS - 2)]
+                    with m.If(word.last | last_x_word):
                         m.d.sync += over.eq(1)
-                        with m.If(~(word.last & (x_word == X_WORDS - 1) & (word.missing == 0))):
+                        with m.If(~(word.last & last_x_word & (word.missing == 0))):
                             m.d.comb += wrong["x"].eq(1)
                 with m.If(over):
                     m.next = "HEADER"

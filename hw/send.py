@@ -179,6 +179,10 @@ class Send(wiring.Component):
             m.d.sync += first.eq(of_layer)
         with m.Else():
             m.d.sync += first.eq(kinds.index(Message.COUNTERS))
+        with m.Switch(kind):  # which is there a cycle before its header is wanted
+            for message, values_of in fields.items():
+                with m.Case(kinds.index(message)):
+                    m.d.sync += head.eq(Cat(Const(message, 8), *values_of))
         with m.FSM():
             with m.State("IDLE"):
                 m.d.sync += [self.y_token.eq(0), failed.eq(0)]
@@ -196,10 +200,6 @@ class Send(wiring.Component):
             with m.State("HEADER"):
                 m.d.sync += beginning.eq(1)
                 m.d.sync += final.eq((kind != kinds.index(Message.OUTPUT)) & (kind != kinds.index(Message.COUNTERS)))
-                with m.Switch(kind):
-                    for message, values_of in fields.items():
-                        with m.Case(kinds.index(message)):
-                            m.d.sync += head.eq(Cat(Const(message, 8), *values_of))
                 m.next = "PUT HEADER"
             with m.State("PUT HEADER"):
                 m.d.comb += put.eq(1)

@@ -162,11 +162,13 @@ class Place(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.d.comb += self.i.ready.eq(~self.o.valid)
-        with m.If(~self.o.valid):
-            m.d.sync += [self.o.valid.eq(self.i.valid), self.o.payload.eq(self.i.payload)]
-        with m.Elif(self.o.ready):
-            m.d.sync += self.o.valid.eq(0)
+        # The same twice, so that the many bits of a payload and whoever takes it have a register each.
+        vacant = Signal(init=1)
+        filled = Mux(vacant, self.i.valid, ~self.o.ready)
+        m.d.comb += self.i.ready.eq(vacant)
+        m.d.sync += [self.o.valid.eq(filled), vacant.eq(~filled)]
+        with m.If(vacant):
+            m.d.sync += self.o.payload.eq(self.i.payload)
         return m
 
 
