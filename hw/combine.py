@@ -71,7 +71,7 @@ class Combine(wiring.Component):
         last_row = Signal()
         m.d.comb += self.i.ready.eq(1)
         before_last = Signal.like(row, reset_less=True)
-        m.d.sync += before_last.eq(self.rows - 2)
+        m.d.sync += before_last.eq(delayed(self.rows, 1) - 2)
         with m.If(valid & item.end):
             m.d.sync += [row.eq(Mux(last_row, 0, row + 1)), last_row.eq(~last_row & (row == before_last))]
         is_fresh = Array(fresh)[token]

@@ -113,19 +113,19 @@ class LinkedEngine(wiring.Component):
             wiring.connect(m, outgoing.o, crossing.i)
         else:
             # Bytes come far apart, so places more on their way to the engine cost nothing.
-            crossed = Place(link_beat(width))
-            gather, arrived = Gather(width, apart=True), Gather(params.link_bytes, apart=True)
+            crossed, arrived = Place(link_beat(width)), Place(link_beat(params.link_bytes))
+            gather = Gather(width, apart=True)
             narrow = Narrow(params.link_bytes)
             parts |= {"crossed": crossed, "gather": gather, "arrived": arrived, "narrow": narrow}
             wiring.connect(m, crossing.o, crossed.i)
             wiring.connect(m, crossed.o, gather.i)
-            for source, sink in ((gather.o, arrived.i), (arrived.o, engine.i)):
-                m.d.comb += [
-                    sink.p.data.eq(source.p.data),
-                    sink.p.last.eq(source.p.last),
-                    sink.valid.eq(source.valid),
-                    source.ready.eq(sink.ready),
-                ]
+            m.d.comb += [
+                arrived.i.p.data.eq(gather.o.p.data),
+                arrived.i.p.last.eq(gather.o.p.last),
+                arrived.i.valid.eq(gather.o.valid),
+                gather.o.ready.eq(arrived.i.ready),
+            ]
+            wiring.connect(m, arrived.o, engine.i)
             wiring.connect(m, outgoing.o, narrow.i)
             wiring.connect(m, narrow.o, crossing.i)
         add_parts(m, parts, reset)

@@ -94,7 +94,8 @@ class Fetch(wiring.Component):
             self.o_expert.payload.eq(expert),
             requested.eq(self.o_request.valid & self.o_request.ready),
         ]
-        m.d.sync += self.waiting.eq(self.waiting + requested - self.answered)
+        with m.If(requested != self.answered):
+            m.d.sync += self.waiting.eq(self.waiting + Mux(requested, 1, -1))
 
         turn = Signal()  # a register, for it moves many: it ends the turn of the matrix at place 0
         idle = Signal()  # so is this

@@ -232,12 +232,13 @@ class Receive(wiring.Component):
         refused = Signal()
         returns = Signal()  # nothing more of the message is to come
         m.d.sync += [is_it.eq(kind == message) for message, is_it in said_to_be.items()]
-        m.d.sync += refused.eq(~Cat(accepted.values()).any())
+        one_route = Signal()
+        m.d.sync += [refused.eq(~Cat(accepted.values()).any()), one_route.eq(routes.count == 1)]
         x_word = Signal(range(X_WORDS))
         last_x_word = Signal()
         route_pair = Signal(2 * ROUTE.size)
         routes_left = Signal(16)
-        no_route_left = Signal()
+        last_route, no_route_left = Signal(), Signal()
         second = Signal()
         ended = Signal()  # the message's last word has been looked at
         filled = Signal()  # that word had as many bytes as the count of routes says
@@ -377,6 +378,7 @@ class Receive(wiring.Component):
                 ]
                 m.d.sync += [tail.eq(last), x_word.eq(0), last_x_word.eq(0), routes_left.eq(routes.count), second.eq(0)]
                 m.d.sync += [ended.eq(last), filled.eq(1), no_route_left.eq(last)]  # a good message without payload
+                m.d.sync += last_route.eq(one_route)
                 m.next = "DISCARD"
                 for message, state in states.items():
                     with m.If(accepted[message]):
@@ -461,8 +463,9 @@ class Receive(wiring.Component):
                     with m.If(~ended):
                         m.next = "DISCARD"
                 with m.Elif(entry_taken):
-                    m.d.sync += [routes_left.eq(routes_left - 1), no_route_left.eq(routes_left == 1), second.eq(1)]
-                    with m.If(second | (routes_left == 1)):
+                    m.d.sync += [routes_left.eq(routes_left - 1), second.eq(1)]
+                    m.d.sync += [last_route.eq(routes_left == 2), no_route_left.eq(last_route)]
+                    with m.If(second | last_route):
                         m.next = "ROUTES"
             with m.State("START"):
                 with m.If(~self.routes_held):

@@ -122,7 +122,7 @@ class Send(wiring.Component):
         m.d.sync += [
             places.eq(places - read + values.left),
             room.eq(places > 1),
-            before_last.eq(self.width - 2),
+            before_last.eq(delay(m, self.width, 1) - 2),
         ]
         with m.If(read):
             m.d.sync += [row.eq(row + 1), last_row.eq(row == before_last)]

@@ -401,8 +401,8 @@ MORE = (
     (
         "hidden: rows one too many",
         "hw/hidden.py",
-        "before_last.eq(self.rows - 2)",
-        "before_last.eq(self.rows - 1)",
+        "before_last.eq(delayed(self.rows, 1) - 2)",
+        "before_last.eq(delayed(self.rows, 1) - 1)",
         "tests/hw/test_hidden.py",
     ),
     (

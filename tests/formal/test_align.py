@@ -62,6 +62,7 @@ class AlignProof(wiring.Component):
             (WORD_BYTES * beats - BLOCK_BYTES * blocks - WORD_BYTES * index - kept)[:16] == 0,
             index < WORDS,
             ~fill | (index == 0),
+            opened["block_end"] == block_end,
         )
 
         # A run is in order if its final beat ends a block and what follows in that beat is less than one link beat.
