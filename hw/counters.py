@@ -106,14 +106,24 @@ class Counters(wiring.Component):
             if counter in MEMORY_COUNTERS and not self.params.memory_bits:
                 register = Const(0, BITS)
             elif counter in events:
-                register = Signal(BITS, name=counter.name.lower())
+                # In two halves, the upper a cycle late: short carry chains find a place near what they count.
+                name = counter.name.lower()
+                half = BITS // 2
+                low = Signal(half + 1, name=f"{name}_low")  # and its carry
+                high = Signal(BITS - half, name=f"{name}_high")
+                register = Cat(low[:half], high)
                 bits = LENGTH_BITS if counter == Counter.REQUESTED_BYTES else 8
-                amount = Signal(bits, name=f"{counter.name}_amount", reset_less=True)
+                amount = Signal(bits, name=f"{name}_amount", reset_less=True)
+                above = Signal(max(bits - half, 0), name=f"{name}_above")
                 m.d.sync += amount.eq(Mux(running, events[counter], 0))
                 with m.If(start):
-                    m.d.sync += register.eq(0)
+                    m.d.sync += [low.eq(0), above.eq(0), high.eq(0)]
                 with m.Else():
-                    m.d.sync += register.eq(register + amount)
+                    m.d.sync += [
+                        low.eq(low[:half] + amount[:half]),
+                        above.eq(amount[half:]),
+                        high.eq(high + above + low[half]),
+                    ]
             else:
                 level = levels[counter - Counter.MATRICES_HELD]
                 register = Signal(LEVEL_BITS, name=counter.name.lower())
