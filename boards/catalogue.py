@@ -84,7 +84,7 @@ _25F = _params(1, 4, frame_bytes=1024)
 _45F = _params(2, 8)
 _85F = _params(4, 8)
 _FOUR_ON_45F = {4: _params(4, 4)}
-_ONE_ON_85F = {1: _params(1, 8)}
+_ONE_ON_45F = _ONE_ON_85F = {1: _params(1, 8)}
 
 _NITEFURY = Params(
     tokens=16, max_batch=16, max_width=2048, max_expert_width=1024, max_experts=64, frame_bytes=65536, memory_bits=30
@@ -92,11 +92,11 @@ _NITEFURY = Params(
 """Widths of OLMoE; 768 experts of Granite are 990,904,320 of the memory's 2**30 bytes."""
 
 _ALL = (
-    Board("ulx3s_12f", ulx3s.Ulx3s12F, _25F, ulx3s.BAUD, 125, ("-b", "ulx3s"), "smallest part"),
-    Board("ulx3s_25f", ulx3s.Ulx3s25F, _25F, ulx3s.BAUD, 125, ("-b", "ulx3s"), "as the 12F, another identifier"),
-    Board("ulx3s_45f", ulx3s.Ulx3s45F, _45F, ulx3s.BAUD, 100, ("-b", "ulx3s"), "", _FOUR_ON_45F),
-    Board("ulx3s_85f", ulx3s.Ulx3s85F, _85F, ulx3s.BAUD, 100, ("-b", "ulx3s"), "", _ONE_ON_85F),
-    Board("ecpix5_45f", ecpix5.Ecpix5With45F, _45F, ecpix5.BAUD, 75, ("-b", "ecpix5"), "5G part"),
+    Board("ulx3s_12f", ulx3s.Ulx3s12F, _25F, ulx3s.BAUD, 162.5, ("-b", "ulx3s"), "smallest part"),
+    Board("ulx3s_25f", ulx3s.Ulx3s25F, _25F, ulx3s.BAUD, 162.5, ("-b", "ulx3s"), "as the 12F, another identifier"),
+    Board("ulx3s_45f", ulx3s.Ulx3s45F, _45F, ulx3s.BAUD, 150, ("-b", "ulx3s"), "", _FOUR_ON_45F),
+    Board("ulx3s_85f", ulx3s.Ulx3s85F, _85F, ulx3s.BAUD, 150, ("-b", "ulx3s"), "", _ONE_ON_85F),
+    Board("ecpix5_45f", ecpix5.Ecpix5With45F, _45F, ecpix5.BAUD, 200, ("-b", "ecpix5"), "5G part", _ONE_ON_45F),
     Board("ecpix5_85f", ecpix5.Ecpix5With85F, _85F, ecpix5.BAUD, 75, ("-b", "ecpix5"), "5G part"),
     Board(
         "orangecrab_85f",

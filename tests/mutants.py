@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "place: taken over what waits",
         "hw/primitives/queue.py",
-        "self.i.ready.eq(~self.o.valid)",
+        "self.i.ready.eq(vacant)",
         "self.i.ready.eq(1)",
         "tests/hw/test_primitives.py",
     ),
@@ -401,8 +401,8 @@ MORE = (
     (
         "hidden: rows one too many",
         "hw/hidden.py",
-        "before_last.eq(delayed(self.rows, 1) - 2)",
-        "before_last.eq(delayed(self.rows, 1) - 1)",
+        "before_last.eq(self.rows - 2)",
+        "before_last.eq(self.rows - 1)",
         "tests/hw/test_hidden.py",
     ),
     (
@@ -667,8 +667,8 @@ MORE = (
     (
         "receive: rest of a bad message taken for the next",
         "hw/receive.py",
-        "with m.If(refused & ~last):",
-        "with m.If(0):",
+        "returns.eq(last & ~Cat",
+        "returns.eq(~Cat",
         "tests/hw/test_receive.py",
     ),
     (
