@@ -28,7 +28,7 @@ from amaranth.hdl import Instance, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from boards.build import BOARDS, ONE_HOT, SYNTH_OPTIONS
+from boards.build import BOARDS, synthesis
 from host.device import Device, DeviceError, LayerResult
 from host.link import LinkError
 from host.storage import Store
@@ -89,8 +89,9 @@ def netlist(folder: Path) -> dict[str, int]:
     """Write the mapped ``device.v`` into ``folder``; returns how many cells it has of each type."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "device.il").write_text(rtlil.convert(ByteDevice(), name="device", platform=BOARDS[BOARD].platform()))
+    before, options, after = synthesis("device", "device")
     script = (
-        f"read_rtlil device.il\n{ONE_HOT}\nsynth_ecp5 {SYNTH_OPTIONS} -top device\n"
+        f"read_rtlil device.il\n{before}\nsynth_ecp5 {options} -top device\n{after}\n"
         "tee -q -o cells.json stat -json\nwrite_verilog -noattr device.v\n"
     )
     (folder / "device.ys").write_text(script)
@@ -224,7 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
     passed = all(right(row) for row in rows)
     figures = {
         "params": asdict(PARAMS),
-        "synth_options": SYNTH_OPTIONS,
+        "synthesis": synthesis("device", "device"),
         "cells": cells,
         "equal": passed,
         "layers": rows,

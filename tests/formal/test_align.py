@@ -45,13 +45,12 @@ class AlignProof(wiring.Component):
         queue = opened.module.submodules.leaving
         held = credit_queue_is_sound(m, queue, opened.open("leaving"))
         waiting_payload_holds(m, dut.o)
-        fill, offset, index = (opened[name] for name in ("fill", "offset", "index"))
+        fill, offset, index, block_end = (opened[name] for name in ("fill", "offset", "index", "block_end"))
 
         taken = opened["taken"]  # a beat, in the cycle before
         beat = data.View(WIDE_BEAT, opened["beat"])
         beats = Signal(16)  # of this run; counts and equations are all modulo 2**16
         blocks = Signal(16)
-        block_end = ~fill & (index == WORDS - 1)
         kept = Mux(fill, 0, WORD_BYTES - 2 * offset)
         with m.If(taken):
             m.d.sync += [beats.eq(beats + 1), blocks.eq(blocks + block_end)]
@@ -62,7 +61,7 @@ class AlignProof(wiring.Component):
             (WORD_BYTES * beats - BLOCK_BYTES * blocks - WORD_BYTES * index - kept)[:16] == 0,
             index < WORDS,
             ~fill | (index == 0),
-            opened["block_end"] == block_end,
+            block_end == (~fill & (index == WORDS - 1)),
         )
 
         # A run is in order if its final beat ends a block and what follows in that beat is less than one link beat.
