@@ -29,8 +29,8 @@ class Combine(wiring.Component):
     r_token, r_row : In; r_data : Out, ``LATENCY`` cycles later; not within ``LATENCY`` cycles of ``finished``
     """
 
-    LATENCY = BlockMemory.LATENCY + 2
-    ADD_LATENCY = BlockMemory.LATENCY + 7
+    LATENCY = BlockMemory.LATENCY + 3
+    ADD_LATENCY = BlockMemory.LATENCY + 8
     """Cycles from a sum to its place in the memory."""
 
     i: stream.Interface
@@ -80,14 +80,15 @@ class Combine(wiring.Component):
         with m.Elif(valid & last_row):
             m.d.sync += Array(fresh)[token].eq(0)
 
-        # Stage 1: the sum that comes. Stages 2 to 5: its place, the sum so far. Stages 6, 7: add in two halves.
-        # Stage 8: clamp. Stage 9: write.
-        adding = delayed(valid, 4, control=True)
+        # Stage 1: the sum that comes. Stages 2 to 6: its place, the sum so far, through registers that reach all of a
+        # large memory. Stages 7, 8: add in two halves. Stage 9: clamp. Stage 10: write.
+        adding = delayed(valid, 5, control=True)
+        stored = delayed(mem.r_data, 1)
         place = Cat(row, token)
         reading = Cat(self.r_row, self.r_token)
         m.d.comb += mem.r_addr.eq(delayed(Mux(valid, place, reading), 1))
-        before = delayed(Mux(delayed(is_fresh, 3), 0, mem.r_data), 1)
-        value = delayed(item.value, 4)
+        before = delayed(Mux(delayed(is_fresh, 4), 0, stored), 1)
+        value = delayed(item.value, 5)
         half = ACCUMULATOR_BITS // 2
         low = Signal(half + 1, reset_less=True)
         m.d.sync += low.eq(before[:half] + value[:half])
@@ -98,13 +99,13 @@ class Combine(wiring.Component):
         clamped = Cat((~high[-1]).replicate(ACCUMULATOR_BITS - 1), high[-1])
         m.d.sync += total.eq(Mux(outside, clamped, Cat(delayed(low[:half], 1), high[:half])))
         m.d.comb += [
-            mem.w_addr.eq(delayed(place, 7)),
+            mem.w_addr.eq(delayed(place, 8)),
             mem.w_data.eq(total),
             mem.w_en.eq(delayed(adding, 3, control=True)),
         ]
         m.d.sync += [
             self.overflow.eq(delayed(adding, 2, control=True) & outside),
-            self.finished.eq(delayed(valid & item.end & last_row, 8, control=True)),
-            self.r_data.eq(Mux(delayed(Array(fresh)[self.r_token], 3), 0, mem.r_data)),
+            self.finished.eq(delayed(valid & item.end & last_row, 9, control=True)),
+            self.r_data.eq(Mux(delayed(Array(fresh)[self.r_token], 4), 0, stored)),
         ]
         return m

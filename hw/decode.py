@@ -151,6 +151,7 @@ class Decode(wiring.Component):
         # What the next word is, kept as a flag so that decisions need not wait for a comparison.
         count = Signal(range(BLOCK_WORDS))
         last_word = Signal()
+        final_word = Signal()  # of the matrix
 
         # Whether a word is taken is decided a cycle ahead. It depends on words only where a block ends: a selected
         # one costs two cycles (of the three that it has in hand), a drained one none, but at its matrix's end.
@@ -162,7 +163,7 @@ class Decode(wiring.Component):
         m.d.comb += [
             take.eq(self.i.valid & ready),
             block_end.eq(take & last_word),
-            matrix_end.eq(take & last_word & last_block),
+            matrix_end.eq(take & final_word),
         ]
         m.d.sync += [ended.eq(block_end), load.eq(ahead_valid & ~active & ~load)]
         active_next = load | (active & ~matrix_end)
@@ -184,9 +185,11 @@ class Decode(wiring.Component):
             selected.eq(selected_next),
         ]
         with m.If(take):
+            last_word_next = (count == BLOCK_WORDS - 2) & ~word.last
             m.d.sync += [
                 count.eq(Mux(last_word | word.last, 0, count + 1)),  # whatever follows a run begins a block
-                last_word.eq((count == BLOCK_WORDS - 2) & ~word.last),
+                last_word.eq(last_word_next),
+                final_word.eq(last_word_next & last_block),
             ]
         with m.If(load):
             m.d.sync += [

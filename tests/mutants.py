@@ -443,15 +443,15 @@ MORE = (
     (
         "combine: sums of the layer before added",
         "hw/combine.py",
-        "Mux(delayed(is_fresh, 3), 0, mem.r_data)",
-        "mem.r_data",
+        "Mux(delayed(is_fresh, 4), 0, stored)",
+        "stored",
         "tests/hw/test_combine.py",
     ),
     (
         "combine: token without an expert reads the layer before",
         "hw/combine.py",
-        "Mux(delayed(Array(fresh)[self.r_token], 3), 0, mem.r_data)",
-        "mem.r_data",
+        "Mux(delayed(Array(fresh)[self.r_token], 4), 0, stored)",
+        "stored",
         "tests/hw/test_combine.py",
     ),
     (
@@ -471,8 +471,8 @@ MORE = (
     (
         "combine: finished with every token's last sum",
         "hw/combine.py",
-        "valid & item.end & last_row, 8",
-        "valid & last_row, 8",
+        "valid & item.end & last_row, 9",
+        "valid & last_row, 9",
         "tests/hw/test_combine.py",
     ),
     (
