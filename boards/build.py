@@ -71,15 +71,15 @@ def design_id(board: Board, params: Params, pll: PllSettings | Xc7PllSettings) -
 def synthesis(top: str, device: str) -> tuple[str, str, str]:
     """What yosys is to run before ``synth_ecp5``, that command's options, and what it is to run after it.
 
-    The logic mapper lets a path be as deep as the deepest of its module, so the engine is mapped apart from the link,
-    whose clock is half as fast; ``device`` is the module that holds both.
+    The logic mapper lets a path be as deep as the deepest of its module, so what has the engine's clock is mapped apart
+    from the link, whose clock is half as fast; ``device`` is the module that holds both.
     """
-    engine = f"{device}.engine.engine"
+    apart = [f"{device}.engine.{part}" for part in ("engine", "crossing")]
     legal = ("$_DFF_?_ 01", "$_DFF_?P?_ r", "$_SDFF_?P?_ r", "$_DFFE_??_ 01", "$_DFFE_?P??_ r", "$_SDFFE_?P??_ r")
     before = [
         ONE_HOT,
-        f"select -assert-mod-count 1 {engine}",
-        f"setattr -mod -set keep_hierarchy 1 {engine}",
+        f"select -assert-mod-count {len(apart)} {' '.join(apart)}",
+        f"setattr -mod -set keep_hierarchy 1 {' '.join(apart)}",
     ]
     after = [
         "opt_clean",
