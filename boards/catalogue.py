@@ -129,12 +129,12 @@ _ALL = (
     Board(
         "arty_a7_35",
         arty_a7.ArtyA7_35,
-        _params(4, 4),
+        _params(2, 4),
         arty_a7.BAUD,
         100,
         ("-b", "arty_a7_35t"),
         "",
-        {1: _params(1, 4), 2: _params(2, 4)},
+        {1: _params(1, 4), 4: _params(4, 4)},
         family="artix",
     ),
     Board(

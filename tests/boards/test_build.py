@@ -260,14 +260,18 @@ def test_one_board_end_to_end(tmp_path, capsys):
 
 
 class Echo(Elaboratable):
-    """In place of a device: as few cells as use every pin."""
+    """In place of a device: as few cells as use every pin, in the modules that are mapped apart."""
 
     def __init__(self) -> None:
         self.rx, self.tx, self.restart = Signal(), Signal(), Signal()
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.d.sync += self.tx.eq(self.rx)
+        m.submodules.engine = inner = Module()
+        crossed = Signal()
+        inner.submodules.crossing, inner.submodules.engine = crossing, engine = Module(), Module()
+        crossing.d.sync += crossed.eq(self.rx)
+        engine.d.sync += self.tx.eq(crossed)
         return m
 
 

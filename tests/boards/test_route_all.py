@@ -22,7 +22,7 @@ def test_all_are_wanted():
     """Each board by its own lanes, and the rows of other lanes."""
     names = [board.result_name(params) for board, params in route_all.wanted()]
     assert len(set(names)) == len(names)
-    assert {*ECP5_BOARDS, "ulx3s_45f_t4", "ulx3s_85f_t1"} == set(names)
+    assert {*ECP5_BOARDS, "ulx3s_45f_t4", "ulx3s_85f_t1", "ecpix5_45f_t1"} == set(names)
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
