@@ -41,7 +41,7 @@ class HoldProof(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.dut = self.dut
+        m.submodules.dut = self.dut  # pyright: ignore[reportArgumentType] whatever component it is, it elaborates
         wiring.connect(m, wiring.flipped(self), self.dut)
         never_reset(m)
         for name in self.outputs:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from amaranth.hdl import Module
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
 
 from hw.align import Align
 from hw.decode import ERROR_COMMAND, ERROR_LENGTH, Decode
@@ -137,6 +137,10 @@ def test_decode_throughput_and_latency():
 
 class Aligned(wiring.Component):
     """The decoder behind the aligner, as in the engine."""
+
+    i: stream.Interface
+    i_matrix: stream.Interface
+    o: stream.Interface
 
     def __init__(self, params: Params) -> None:
         self.align, self.decode = Align(), Decode(params)
