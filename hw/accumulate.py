@@ -42,7 +42,7 @@ class Accumulate(wiring.Component):
     -------
     i : stream of :func:`hw.layouts.block_sum`
     o : stream of :func:`hw.layouts.row_sum`
-    e_group, e_column, e : the exponent port of :class:`hw.activations.Activations`
+    e_token, e_column, e : the exponent port of :class:`hw.activations.Activations`
     held : Out, row sums that wait
     """
 
@@ -51,9 +51,9 @@ class Accumulate(wiring.Component):
 
     i: stream.Interface
     o: stream.Interface
-    e_group: Signal
+    e_token: Signal
     e_column: Signal
-    e: data.View
+    e: Signal
     held: Signal
 
     def __init__(self, params: Params) -> None:
@@ -65,9 +65,9 @@ class Accumulate(wiring.Component):
             {
                 "i": In(stream.Signature(block_sum(params))),
                 "o": Out(stream.Signature(row_sum(params))),
-                "e_group": Out(tag["group"].shape),
+                "e_token": Out(bits_for(params.max_batch)),
                 "e_column": Out(tag["column"].shape),
-                "e": In(data.ArrayLayout(signed(EXPONENT_BITS), params.tokens)),
+                "e": In(signed(EXPONENT_BITS)),
                 "held": Out(range(self.rows_waiting + 1)),
             }
         )
@@ -95,6 +95,7 @@ class Accumulate(wiring.Component):
         # Issue: lanes in turn. A block that ends a row begins only with a place in the queue for each lane, and then
         # goes through. Places are counted two cycles late, in which up to two may have been taken, hence the margin.
         lane = Signal(range(self.cycles_per_block))
+        token = Signal(bits_for(params.max_batch))
         begun = Signal()
         last_lane = Signal()
         places = Signal(range(self.rows_waiting + 1), init=self.rows_waiting)
@@ -103,10 +104,11 @@ class Accumulate(wiring.Component):
         issue = Signal()
         reserve = Signal()
         m.d.comb += [
+            token.eq(Cat(lane[: params.tokens.bit_length() - 1], tag.group)),
             step.eq(held & (begun | room | ~tag.last)),
             issue.eq(step & (tag.lanes >> lane)[0]),
             self.i.ready.eq(ready),
-            self.e_group.eq(tag.group),
+            self.e_token.eq(token),
             self.e_column.eq(tag.column),
         ]
         with m.If(step):
@@ -122,20 +124,16 @@ class Accumulate(wiring.Component):
             room.eq(places >= params.tokens + 3),
         ]
 
-        token = Signal(bits_for(params.max_batch))
-        m.d.comb += token.eq(Cat(lane[: params.tokens.bit_length() - 1], tag.group))
-
-        # Stages 1 and 2: wait for the exponents.
-        assert Activations.LATENCY == 2
+        # Stages 1 and 2: wait for the exponent.
+        assert Activations.E_LATENCY == 2
         lane_bits = bits_for(params.tokens)  # an index past the end of a lone lane's array means its last
         lanes = range(params.tokens)
         total = delayed(Value.cast(Array(block.sums[t] for t in lanes)[lane[:lane_bits]]), 3)
         mantissa = delayed(tag.mantissa, 3)
-        exponent = Array(self.e[t] for t in lanes)[delayed(lane, 2)[:lane_bits]]
 
         # Stage 3: how far to shift.
         shift = Signal(signed(10), reset_less=True)
-        m.d.sync += shift.eq(delayed(delayed(tag.exponent, 1) + FRACTION_BITS, 1) + exponent)
+        m.d.sync += shift.eq(delayed(delayed(tag.exponent, 1) + FRACTION_BITS, 1) + self.e)
 
         # Stage 4: two bits of it into the factor. Stages 5 to 7: the product, in two halves of the sum. Stage 8: both.
         half = BLOCK_SUM_BITS // 2

@@ -10,7 +10,7 @@ from hw.formats.messages import LENGTH_BITS, Counter
 from hw.formats.params import Params
 from hw.formats.q6_k import BLOCK_BYTES
 from hw.layouts import bits_for
-from hw.primitives.restart import Replica
+from hw.primitives.replica import Replica
 
 BITS = 40
 """Of a counter: at 200 MHz, cycles of an hour and a half."""
@@ -135,11 +135,8 @@ class Counters(wiring.Component):
         # A choice of 18 in two steps, of 4 and of 5; who chooses among many bits is near them.
         fours = []
         for n in range(0, len(registers), 4):
-            low = []
-            for bit in range(2):
-                m.submodules[f"low{n}_{bit}"] = copy = Replica()
-                m.d.comb += copy.i.eq(self.counter[bit])
-                low.append(copy.o)
-            fours.append(delay(m, Array(registers[n : n + 4])[Cat(low)], 1))
+            m.submodules[f"low{n}"] = low = Replica(2)
+            m.d.comb += low.i.eq(self.counter[:2])
+            fours.append(delay(m, Array(registers[n : n + 4])[low.o], 1))
         m.d.sync += self.value.eq(Array(fours)[delay(m, self.counter[2:], 2)])
         return m

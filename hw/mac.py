@@ -23,6 +23,12 @@ class Mac(wiring.Component):
     while there is room for its sums, so only the small queues at both ends see a handshake. One sub-block a cycle, so
     16 cycles a block; golden: :func:`sim.golden.matmul.block_sums`.
 
+    Attributes
+    ----------
+    latency : int
+        Cycles from a block's last sub-block to its sums: one more with several lanes, whose multipliers are spread so
+        far over the chip that a register stands between them and the adders.
+
     Members
     -------
     i : stream of :func:`hw.layouts.sub_block`
@@ -31,8 +37,6 @@ class Mac(wiring.Component):
     held : Out, blocks inside
     """
 
-    LATENCY = 15
-    """Cycles from a block's last sub-block to its sums."""
     BLOCKS = 4
     """Blocks that may be under way or waiting."""
 
@@ -46,6 +50,8 @@ class Mac(wiring.Component):
 
     def __init__(self, params: Params) -> None:
         self.params = params
+        self.apart = int(params.tokens > 1)
+        self.latency = 15 + self.apart
         tag = block_tag(params)
         values = data.ArrayLayout(signed(ACTIVATION_BITS), SUB_BLOCK_WEIGHTS)
         super().__init__(
@@ -119,7 +125,7 @@ class Mac(wiring.Component):
         product_latency = 5
 
         # The activations arrive at the multipliers together with the products.
-        wait = product_latency - Activations.LATENCY
+        wait = product_latency - Activations.X_LATENCY
         m.d.comb += [
             self.x_group.eq(delayed(self.i.p.tag.group, wait)),
             self.x_column.eq(delayed(self.i.p.tag.column, wait)),
@@ -127,7 +133,7 @@ class Mac(wiring.Component):
         ]
 
         tree_levels = SUB_BLOCK_WEIGHTS.bit_length() - 1
-        latency = product_latency + Multiplier.LATENCY + tree_levels
+        latency = product_latency + Multiplier.LATENCY + self.apart + tree_levels
         valid = delayed(taken, latency, control=True)
         end = delayed(block_end, latency, control=True)
         first = delayed(self.i.p.index == 0, latency)
@@ -139,7 +145,7 @@ class Mac(wiring.Component):
                 m.submodules[f"multiplier{t}_{i}"] = dsp = Multiplier(signed(PRODUCT_BITS), signed(ACTIVATION_BITS))
                 m.d.comb += [dsp.a.eq(product), dsp.b.eq(self.x[t][i])]
                 # |weight * scale| <= 2**12 and |activation| <= 2**15, and only -2**27 reaches 2**27.
-                terms.append(dsp.p[:28].as_signed())
+                terms.append(delayed(dsp.p[:28].as_signed(), self.apart))
             while len(terms) > 1:
                 level = []
                 for left, right in zip(terms[::2], terms[1::2], strict=True):

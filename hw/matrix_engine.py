@@ -92,7 +92,7 @@ class MatrixEngine(wiring.Component):
             activations.x_column.eq(mac.x_column),
             activations.x_index.eq(mac.x_index),
             mac.x.eq(activations.x),
-            activations.e_group.eq(accumulate.e_group),
+            activations.e_token.eq(accumulate.e_token),
             activations.e_column.eq(accumulate.e_column),
             accumulate.e.eq(activations.e),
             self.error.eq(decode.error),

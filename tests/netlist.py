@@ -44,7 +44,8 @@ from tests.host.devices import Case, case
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "netlist"
 BOARD = "ulx3s_85f"
-PARAMS = Params(max_batch=2, max_width=256, max_expert_width=256, max_experts=4, frame_bytes=1024)
+PARAMS = Params(max_batch=4, max_width=256, max_expert_width=256, max_experts=4, frame_bytes=1024)
+"""Just so large that the activations take block memories."""
 SETTINGS: dict[str, Any] = {"idle_cycles": 20_000, "resend_cycles": 200_000, "design_id": 0x0E7115}
 DEFINES = {"LINK_BYTES": 1, "BIT_CLOCKS": 0, "MEMORY": 0}
 CELLS = [ROOT / "sim" / "models" / "ecp5_cells.v"]

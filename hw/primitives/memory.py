@@ -13,16 +13,18 @@ from .platform import is_ecp5, is_xc7
 _ECP5_MODES = ((1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
 """Depth and width of a ``DP16KD`` in each of its modes."""
 MAX_DEPTH = 1 << 20
+ECP5_LUT_DEPTH = 64
 XC7_LUT_DEPTH = 256
-"""Memories no deeper are made of LUTs on Xilinx 7 series, where a block of 18 Kbit would be three quarters empty."""
+"""Memories no deeper are made of LUTs on these families, where a block of 18 Kbit would be mostly empty."""
 
 
 class BlockMemory(wiring.Component):
     """Memory whose read data follows its address by ``LATENCY`` cycles, one read and one write a cycle.
 
     Reading an address in the cycle in which it is written, or the one after, gives an undefined word: users must keep
-    them apart. On ECP5 it is made of ``DP16KD`` with ``REGMODE_B="OUTREG"``, which inference never uses. Elsewhere it
-    is inferred: yosys leaves the second register in fabric, Vivado by its guide (UG901) takes it into the ``RAMB``.
+    them apart. On ECP5 it is made of ``DP16KD`` with ``REGMODE_B="OUTREG"``, which inference never uses, but for one of
+    ``ECP5_LUT_DEPTH`` words at most. That, and any elsewhere, is inferred: yosys leaves the second register in fabric,
+    Vivado by its guide (UG901) takes it into the ``RAMB``.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ class BlockMemory(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        if is_ecp5(platform):
+        if is_ecp5(platform) and self.depth > ECP5_LUT_DEPTH:
             bank_depth = _ECP5_MODES[-1][0]
             bank_bits = (bank_depth - 1).bit_length()
             mode_width = next(width for depth, width in _ECP5_MODES if depth >= min(self.depth, bank_depth))

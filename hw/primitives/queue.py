@@ -3,7 +3,7 @@
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Module, Mux, Shape, Signal, unsigned
+from amaranth.hdl import Module, Mux, Shape, Signal, Value, unsigned
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -181,7 +181,7 @@ def _level(held: Signal):
     return reduce(or_, (Mux(bit, count, 0) for count, bit in enumerate(held)))
 
 
-def _places(m: Module, depth: int, *moves: tuple[Signal, Signal]) -> None:
+def _places(m: Module, depth: int, *moves: tuple[Value, Signal]) -> None:
     """Addresses that go on, round and round, with each move."""
     for moved, address in moves:
         place = Signal(range(depth))

@@ -27,7 +27,7 @@ class AccumulateAndStore(Elaboratable):
         m = Module()
         m.submodules.accumulate, m.submodules.store = accumulate, store = self.accumulate, self.store
         m.d.comb += [
-            store.e_group.eq(accumulate.e_group),
+            store.e_token.eq(accumulate.e_token),
             store.e_column.eq(accumulate.e_column),
             accumulate.e.eq(store.e),
         ]

@@ -18,7 +18,7 @@ PARAMS = [
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 def test_activations(params):
-    """What was loaded for a token, in any order, is read in its lane and group, ``LATENCY`` cycles later."""
+    """What was loaded for a token, in any order, is read in its lane and group after the port's latency."""
     rng = np.random.default_rng(0)
     x = activations.quantize(heavy_tailed(rng, params.max_batch, params.max_width) * 2.0 ** rng.integers(-9, 9))
     words = load_words(x)
@@ -26,6 +26,7 @@ def test_activations(params):
     columns = params.max_columns
     places = [(g, c, j) for g in range(params.passes) for c in range(columns) for j in range(16)]
     rng.shuffle(places)
+    tokens = rng.integers(params.max_batch, size=len(places) + Activations.X_LATENCY).tolist()
     dut = Activations(params)
     got = []
 
@@ -39,21 +40,23 @@ def test_activations(params):
             assert ctx.get(dut.i.ready)
             await ctx.tick()
         ctx.set(dut.i.valid, 0)
-        await ctx.tick().repeat(2)
-        for group, column, index in places + [places[0]] * Activations.LATENCY:
+        await ctx.tick().repeat(Activations.LOAD_LATENCY)
+        for (group, column, index), token in zip(places + [places[0]] * Activations.X_LATENCY, tokens):
             for port, value in ((dut.x_group, group), (dut.x_column, column), (dut.x_index, index)):
                 ctx.set(port, value)
-            ctx.set(dut.e_group, group)
+            ctx.set(dut.e_token, token)
             ctx.set(dut.e_column, column)
             await ctx.tick()
-            lanes = [list(ctx.get(lane)) for lane in dut.x]
-            got.append((lanes, [ctx.get(e) for e in dut.e]))
+            got.append(([list(ctx.get(lane)) for lane in dut.x], ctx.get(dut.e)))
 
     sim = Simulator(dut)
     sim.add_clock(1e-6)
     sim.add_testbench(bench)
     sim.run()
-    for (group, column, index), (lanes, exponents) in zip(places, got[Activations.LATENCY - 1 :], strict=False):
-        tokens = slice(group * params.tokens, (group + 1) * params.tokens)
-        assert lanes == x.mantissas[tokens, column, 16 * index :][:, :16].tolist()
-        assert exponents == x.exponents[tokens, column].tolist()
+    lanes = [values for values, _ in got[Activations.X_LATENCY - 1 :]]
+    for (group, column, index), values in zip(places, lanes, strict=False):
+        of_group = slice(group * params.tokens, (group + 1) * params.tokens)
+        assert values == x.mantissas[of_group, column, 16 * index :][:, :16].tolist()
+    exponents = [exponent for _, exponent in got[Activations.E_LATENCY - 1 :]]
+    for (_, column, _), token, exponent in zip(places, tokens, exponents, strict=False):
+        assert exponent == x.exponents[token, column]

@@ -98,11 +98,11 @@ def test_mac(seed, params, p_in, p_out):
         assert (out.tag.mantissa, out.tag.exponent) == (-column - 1, -group)
 
 
-def test_mac_throughput_and_latency():
+@pytest.mark.parametrize("params", [Params(max_batch=1), Params(tokens=2, max_batch=2)], ids=str)
+def test_mac_throughput_and_latency(params):
     rng = np.random.default_rng(0)
-    params = Params(max_batch=1)
-    x = activations.quantize(heavy_tailed(rng, 1, 1024))
+    x = activations.quantize(heavy_tailed(rng, params.max_batch, 1024))
     got = run_mac(params, x, random_blocks(rng, 8), [(0, n % 4) for n in range(8)], rng=rng)
     taken, (given,) = got.in_cycles[1], got.out_cycles
     assert taken == list(range(taken[0], taken[0] + 128))  # a sub-block every cycle
-    assert given == [last + Mac.LATENCY for last in taken[15::16]]
+    assert given == [last + Mac(params).latency for last in taken[15::16]]

@@ -58,7 +58,7 @@ class Twins(wiring.Component):
 
 
 MULTIPLIERS = [(signed(14), signed(16)), (unsigned(18), signed(15)), (signed(18), signed(18)), (signed(8), unsigned(3))]
-MEMORIES = [(16, 512), (8, 32), (18, 1024), (36, 600), (16, 1500), (6, 4096), (3, 5000), (2, 16384), (3, 40000)]
+MEMORIES = [(16, 512), (8, 96), (18, 1024), (36, 600), (16, 1500), (6, 4096), (3, 5000), (2, 16384), (3, 40000)]
 """(width, depth): one for every mode of the block, and some that need several blocks, or banks of them."""
 ROMS = [FACTORS, [pow(3, n, 262147) & 262143 for n in range(BlockRom.DEPTH)]]
 
