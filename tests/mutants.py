@@ -142,8 +142,8 @@ MUTANTS = [
     Mutant(
         "activations: halves of a sub-block swapped",
         "hw/activations.py",
-        "== i // LOAD_VALUES",
-        "!= i // LOAD_VALUES",
+        "half_write[i // LOAD_VALUES]",
+        "half_write[1 - i // LOAD_VALUES]",
         MAC,
     ),
     Mutant(
@@ -523,6 +523,41 @@ MORE = (
         "delayed(tag.kind.as_value(), 14)",
         "delayed(tag.kind.as_value(), 13)",
         "tests/hw/test_accumulate.py",
+    ),
+    (
+        "accumulate: the exponent of the group's first token",
+        "hw/accumulate.py",
+        "self.e_token.eq(token)",
+        "self.e_token.eq(token & ~(params.tokens - 1))",
+        "tests/hw/test_accumulate.py",
+    ),
+    (
+        "activations: every lane written",
+        "hw/activations.py",
+        "(came.token[:lanes] == t) & ",
+        "",
+        "tests/hw/test_activations.py",
+    ),
+    (
+        "activations: written with the next word's enable",
+        "hw/activations.py",
+        "enable.eq(valid & (came.token[:lanes] == t) & (came.word[:half_bits] == half))",
+        "enable.eq(self.i.valid & (self.i.p.token[:lanes] == t) & (self.i.p.word[:half_bits] == half))",
+        "tests/hw/test_activations.py",
+    ),
+    (
+        "mac: several lanes' sums a cycle early",
+        "hw/mac.py",
+        "Multiplier.LATENCY + self.apart + tree_levels",
+        "Multiplier.LATENCY + tree_levels",
+        "tests/hw/test_mac.py",
+    ),
+    (
+        "mac: several lanes' products a cycle early",
+        "hw/mac.py",
+        "delayed(dsp.p[:28].as_signed(), self.apart)",
+        "dsp.p[:28].as_signed()",
+        "tests/hw/test_mac.py",
     ),
     (
         "memory: bank chosen a cycle early",
