@@ -79,7 +79,7 @@ def _params(tokens: int, max_batch: int, frame_bytes: int = 4096) -> Params:
     )
 
 
-# Block RAMs: 44 of a 25F's 56, 85 of a 45F's 108, 119 of an 85F's 208; multipliers: 19 of 28, 35 of 72, 67 of 156.
+# Block RAMs: 43 of a 25F's 56, 83 of a 45F's 108, 115 of an 85F's 208; multipliers: 19 of 28, 35 of 72, 67 of 156.
 _25F = _params(1, 4, frame_bytes=1024)
 _45F = _params(2, 8)
 _85F = _params(4, 8)
