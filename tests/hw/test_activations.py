@@ -41,7 +41,8 @@ def test_activations(params):
             await ctx.tick()
         ctx.set(dut.i.valid, 0)
         await ctx.tick().repeat(Activations.LOAD_LATENCY)
-        for (group, column, index), token in zip(places + [places[0]] * Activations.X_LATENCY, tokens):
+        asked = places + [places[0]] * Activations.X_LATENCY
+        for (group, column, index), token in zip(asked, tokens, strict=True):
             for port, value in ((dut.x_group, group), (dut.x_column, column), (dut.x_index, index)):
                 ctx.set(port, value)
             ctx.set(dut.e_token, token)
