@@ -112,7 +112,7 @@ _ALL = (
         colorlight.ColorlightI9,
         _45F,
         colorlight.BAUD,
-        150,
+        125,
         ("-b", "colorlight-i9"),
         "on the extension board",
     ),
