@@ -121,7 +121,7 @@ _ALL = (
         versa.VersaEcp5,
         _45F,
         versa.BAUD,
-        200,
+        175,
         # The chain's first device is the board's clock chip, which openFPGALoader does not know.
         ("-c", "ft2232", "--misc-device", "0x00191043,8,ispclock"),
         "end of life",
