@@ -240,13 +240,9 @@ def test_the_rule_of_80_percent():
 
 @pytest.mark.synth
 def test_one_board_end_to_end(tmp_path, capsys):
-    """The smallest board with small memories: its timing at the bitstream's clock, and a bitstream that bears its id.
-
-    The engine and the link are whole; only the depth of memories differs from what the board ships.
-    """
+    """The smallest board as it ships: its timing at the bitstream's clock, and a bitstream that bears its id."""
     board = BOARDS["ulx3s_12f"]
-    params = Params(max_batch=1, max_width=256, max_expert_width=256, max_experts=8, frame_bytes=256)
-    summary = build.build(board, params, tmp_path, seeds=[1], say=build.Progress())
+    summary = build.build(board, board.params, tmp_path, seeds=[1], say=build.Progress())
     assert summary["met"], build.verdict(summary)
     assert summary["fits_80"]
     assert summary["bitstream_clock_hz"] == board.target_mhz * MHZ
